@@ -1,0 +1,209 @@
+# tare: the only build file. `make help` lists the targets; `make info` says what was detected.
+
+# ---- choices ------------------------------------------------------------------------------------
+BUILD ?= release#            release | debug | asan | tsan | fuzz
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+WERROR ?= 1
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+MODEL ?= models/smollm2-135m-instruct-q4_1.gguf
+SERVE_FLAGS ?=
+VERSION := 0.1.0
+COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
+
+VARIANTS := release debug asan tsan fuzz
+ifeq ($(filter $(BUILD),$(VARIANTS)),)
+$(error BUILD=$(BUILD) is unknown; choose one of: $(VARIANTS))
+endif
+
+OUT := build/$(notdir $(CC))-$(BUILD)
+GEN := build/gen
+
+# ---- packages -----------------------------------------------------------------------------------
+PKGS := libuv libzmq libprotobuf-c jansson yaml-0.1 libsodium libxxhash libutf8proc libpcre2-8 libcurl
+DEB_BUILD := gcc libc6-dev pkg-config git libuv1-dev libzmq3-dev libprotobuf-c-dev \
+    protobuf-c-compiler libjansson-dev libyaml-dev libsodium-dev libxxhash-dev libutf8proc-dev \
+    libpcre2-dev libcurl4-openssl-dev
+DEB_MODEL := python3 python3-pip ca-certificates
+DEB_TEST := check clang clang-format clang-tidy libclang-rt-dev curl python3-venv python3-jinja2 prometheus
+PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null | sed 's/-I/-isystem /g')
+PKG_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
+CHECK_CFLAGS := $(shell pkg-config --cflags check 2>/dev/null | sed 's/-I/-isystem /g')
+CHECK_LIBS := $(shell pkg-config --libs check 2>/dev/null)
+
+# ---- flags --------------------------------------------------------------------------------------
+WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wdouble-promotion -Wstrict-prototypes \
+    -Wmissing-prototypes -Wold-style-definition -Wvla -Wundef -Wpointer-arith -Wwrite-strings \
+    -Wformat=2 -Wimplicit-fallthrough
+ifeq ($(WERROR),1)
+WARN += -Werror
+endif
+# No contraction: a product and a sum are fused only where the source says fma, so that every
+# instruction set computes the same bits.
+CFLAGS := -std=c11 -g -fno-omit-frame-pointer -fno-common -fstack-protector-strong \
+    -ffp-contract=off -D_GNU_SOURCE -DTARE_VERSION='"$(VERSION)"' -DTARE_COMMIT='"$(COMMIT)"' \
+    -I. -I$(GEN) $(PKG_CFLAGS)
+LDFLAGS := -g
+LDLIBS := $(PKG_LIBS) -lpthread -lm
+ifeq ($(BUILD),release)
+CFLAGS += -O2 -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
+else ifeq ($(BUILD),debug)
+CFLAGS += -O0 -DTARE_SLOW_CHECKS
+else ifeq ($(BUILD),asan)
+CFLAGS += -O1 -DTARE_SLOW_CHECKS -fsanitize=address,undefined -fno-sanitize-recover=all
+LDFLAGS += -fsanitize=address,undefined
+else ifeq ($(BUILD),tsan)
+CFLAGS += -O1 -DTARE_SLOW_CHECKS -fsanitize=thread
+LDFLAGS += -fsanitize=thread
+else ifeq ($(BUILD),fuzz)
+CFLAGS += -O1 -DTARE_SLOW_CHECKS -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+LDFLAGS += -fsanitize=fuzzer,address,undefined
+endif
+# Instruction sets are chosen at run time; only files named after one may use it.
+%_avx2.o: ISA := -mavx2 -mfma -mf16c -O3
+%_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c -O3
+
+# ---- sources ------------------------------------------------------------------------------------
+PROTO_SRC := $(wildcard proto/*.proto)
+PROTO_GEN := $(PROTO_SRC:proto/%.proto=$(GEN)/proto/%.pb-c.c)
+COMMON_C := $(wildcard common/*.c)
+PROTO_C := $(wildcard proto/*.c)
+KERNELS_C := $(wildcard kernels/*.c kernels/cpu/*.c)
+CONTROLLER_C := $(filter-out controller/main.c,$(wildcard controller/*.c controller/core/*.c \
+    controller/text/*.c controller/http/*.c controller/net/*.c))
+WORKER_C := $(filter-out worker/main.c,$(wildcard worker/*.c worker/*/*.c))
+CLI_C := $(filter-out controller/cli/main.c,$(wildcard controller/cli/*.c))
+UNIT_C := $(shell find tests/unit -name '*.c' 2>/dev/null)
+FUZZ_C := $(wildcard tests/fuzz/fuzz_*.c)
+BENCH_C := $(wildcard tests/bench/bench_*.c)
+HEADERS := $(shell find common proto kernels controller worker -name '*.h' 2>/dev/null)
+
+# Short lines by default; V=1 shows whole commands.
+ifeq ($(V),1)
+Q :=
+else
+Q = @echo "  $(if $(filter $(OUT)/bin/%,$@),LD,CC) $@";
+endif
+obj = $(1:%.c=$(OUT)/%.o)
+GEN_O := $(PROTO_GEN:$(GEN)/%.c=$(OUT)/gen/%.o)
+BASE_O := $(call obj,$(COMMON_C) $(PROTO_C)) $(GEN_O)
+CONTROLLER_O := $(call obj,$(CONTROLLER_C))
+WORKER_O := $(call obj,$(WORKER_C) $(KERNELS_C))
+CLI_O := $(call obj,$(CLI_C))
+ALL_O := $(BASE_O) $(CONTROLLER_O) $(WORKER_O) $(CLI_O)
+
+PROGRAMS := tare tare-controller tare-worker
+BINS := $(PROGRAMS:%=$(OUT)/bin/%)
+
+.PHONY: all programs test check tidy bench bench-cpu fuzz serve model deps deps-test test-run unit asan tsan \
+    integration e2e chaos format lint info help clean
+.DELETE_ON_ERROR:
+.SECONDARY:
+
+all: programs    ## build the three programs into bin/
+programs: $(BINS)
+ifeq ($(OUT),build/gcc-release)
+	@mkdir -p bin && for p in $(PROGRAMS); do cmp -s $(OUT)/bin/$$p bin/$$p || install -m 755 $(OUT)/bin/$$p bin/$$p; done
+endif
+
+# ---- rules --------------------------------------------------------------------------------------
+$(OUT)/bin/tare-controller: $(OUT)/controller/main.o $(CONTROLLER_O) $(BASE_O)
+$(OUT)/bin/tare-worker: $(OUT)/worker/main.o $(WORKER_O) $(BASE_O)
+$(OUT)/bin/tare: $(OUT)/controller/cli/main.o $(CLI_O) $(BASE_O)
+$(BINS):
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(LDLIBS)
+
+$(GEN)/proto/%.pb-c.c $(GEN)/proto/%.pb-c.h: proto/%.proto
+	@mkdir -p $(GEN)/proto
+	protoc-c --proto_path=. --c_out=$(GEN) $<
+$(OUT)/gen/proto/%.o: $(GEN)/proto/%.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) -w -c -o $@ $<
+$(call obj,proto/codec.c): $(PROTO_GEN)
+
+$(OUT)/tests/%.o: tests/%.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) $(WARN) $(ISA) $(CHECK_CFLAGS) -MMD -MP -c -o $@ $<
+$(OUT)/%.o: %.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) $(WARN) $(ISA) -MMD -MP -c -o $@ $<
+
+$(OUT)/tests/unit/run: $(call obj,$(UNIT_C)) $(ALL_O)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CHECK_LIBS) $(LDLIBS)
+$(OUT)/tests/bench/%: $(OUT)/tests/bench/%.o $(ALL_O)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+$(OUT)/tests/fuzz/%: $(OUT)/tests/fuzz/%.o $(ALL_O)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+
+# ---- people -------------------------------------------------------------------------------------
+SUDO := $(shell [ "$$(id -u 2>/dev/null)" = 0 ] || echo sudo)
+define install_debs
+	@missing=""; for p in $(1); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+	if [ -n "$$missing" ]; then echo "installing Debian packages:$$missing"; \
+	  $(SUDO) apt-get update -q && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $$missing; fi
+endef
+deps:
+	$(call install_debs,$(DEB_BUILD) $(DEB_MODEL))
+deps-test: deps
+	$(call install_debs,$(DEB_TEST))
+
+serve: deps    ## install what is missing, fetch the demo model, build, serve it
+	@$(MAKE) --no-print-directory model
+	@$(MAKE) --no-print-directory -j$(JOBS) all
+	@exec bin/tare serve $(MODEL) $(SERVE_FLAGS)
+
+MODEL_SHA256 := $(shell cut -d' ' -f1 deploy/models/smollm2-135m-instruct-q4_1.sha256 2>/dev/null)
+model: models/smollm2-135m-instruct-q4_1.gguf    ## fetch the demo model (93 MB) into models/
+models/smollm2-135m-instruct-q4_1.gguf:
+	@sh deploy/models/fetch-demo.sh $@ $(MODEL_SHA256)
+
+test: deps-test    ## what every change must pass: at most 12 minutes on 2 cores
+	@$(MAKE) --no-print-directory model
+	@$(MAKE) --no-print-directory test-run
+test-run:
+	@$(MAKE) --no-print-directory -j$(JOBS) all $(OUT)/tests/unit/run
+	@$(MAKE) --no-print-directory tidy
+	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory -j$(JOBS) unit BUILD=asan
+	@$(MAKE) --no-print-directory integration
+	@$(MAKE) --no-print-directory e2e
+	@echo "make test: all parts passed"
+
+unit: $(OUT)/tests/unit/run    ## unit tests of one variant (BUILD=asan, CC=clang, SUITE=name)
+	@echo "unit tests, $(notdir $(CC)) $(BUILD)"; $(OUT)/tests/unit/run $(SUITE)
+
+integration: all    ## daemons on a socket, protocol and faults
+	@sh tests/integration/run.sh
+e2e: all    ## real clients against real processes
+	@sh tests/e2e/run.sh
+tidy:    ## layers, doors, purity, bans, formatting
+	@sh tests/tidy/tidy.sh
+bench: bench-cpu    ## all benchmarks
+bench-cpu: all    ## tokens per second against llama.cpp in the same run
+	@sh tests/bench/bench_cpu.sh
+fuzz:    ## every fuzz target for FUZZ_S seconds (600)
+	@sh tests/fuzz/run.sh
+chaos: all    ## random kills and disconnects for CHAOS_S seconds (300)
+	@sh tests/e2e/chaos.sh
+check: deps-test    ## every variant, short fuzz, soak, short chaos: at most 80 minutes
+	@sh tests/check.sh
+
+format:    ## rewrite sources in the house format
+	clang-format -i $$(git ls-files '*.c' '*.h')
+lint: $(PROTO_GEN)    ## clang-tidy over all sources
+	clang-tidy --quiet $$(git ls-files '*.c' | grep -v '^tests/') -- $(CFLAGS) -DTARE_LINT
+info:    ## what was detected, and what it means
+	@echo "version $(VERSION) ($(COMMIT))  compiler $(CC)  variant $(BUILD)  output $(OUT)"
+	@for p in $(PKGS); do printf '%-16s %s\n' $$p "$$(pkg-config --modversion $$p 2>/dev/null || echo 'missing: run make deps')"; done
+	@printf '%-16s %s\n' nvcc "$$(command -v nvcc || echo 'not found: no CUDA plug-in')"
+help:    ## this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*##[ ]*/\1|/' | awk -F'|' '{printf "  %-12s %s\n", $$1, $$2}'
+clean:    ## remove build/ and bin/
+	rm -rf build bin
+
+-include $(patsubst %.o,%.d,$(ALL_O) $(call obj,$(UNIT_C) $(FUZZ_C) $(BENCH_C)) $(OUT)/controller/main.d)

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef COMMON_BOUNDS_H
+#define COMMON_BOUNDS_H
+
+#include <stdint.h>
+
+// Every limit of the system, in one place.
+//
+// The idea: each loop, queue and buffer has a bound with a unit, a reason and a policy when it is
+// hit. Configuration may lower a bound, never raise it. Tests stand at the bound and one past it.
+//
+// Columns: value, then why this value, then what happens when it is hit.
+
+// ---- text and JSON -----------------------------------------------------------------------------
+// Real requests nest below 20; deeper ones are attacks on the parser's stack. Refuse (400).
+#define BOUND_JSON_DEPTH 128u
+// A model's vocabulary; the largest public one has 262,144. Refuse the model.
+#define BOUND_VOCABULARY_TOKENS 1048576u
+// One token's bytes. Refuse the model.
+#define BOUND_TOKEN_BYTES 4096u
+// A rendered prompt. Refuse (400).
+#define BOUND_TEMPLATE_OUTPUT_BYTES (8u * 1024 * 1024)
+// Steps of the template interpreter; a long agent history takes about 200,000. Refuse (400).
+#define BOUND_TEMPLATE_STEPS 20000000u
+// Source of one chat template; the longest public one is 20 KiB. Refuse the model.
+#define BOUND_TEMPLATE_BYTES (1024u * 1024)
+
+// ---- HTTP --------------------------------------------------------------------------------------
+// Open client connections. Accept, answer 503, close.
+#define BOUND_HTTP_CONNECTIONS 4096u
+// Request line and header fields. 431.
+#define BOUND_HTTP_HEAD_BYTES (64u * 1024)
+#define BOUND_HTTP_HEADER_FIELDS 128u
+// Request body; a 1 M-token prompt is about 4 MiB. 413.
+#define BOUND_HTTP_BODY_BYTES (32u * 1024 * 1024)
+// Bytes read ahead while an answer is open (pipelining). Close.
+#define BOUND_HTTP_READAHEAD_BYTES (64u * 1024)
+// Unsent event-stream bytes of one connection for BOUND_HTTP_SLOW_CLIENT_US. Abort the request.
+#define BOUND_HTTP_UNSENT_BYTES (1024u * 1024)
+#define BOUND_HTTP_SLOW_CLIENT_US (10u * 1000 * 1000)
+// Idle keep-alive; longer than common client pools keep a connection. Close.
+#define BOUND_HTTP_IDLE_US (75u * 1000 * 1000)
+// Whole head, and progress of a body. 408.
+#define BOUND_HTTP_HEAD_US (10u * 1000 * 1000)
+#define BOUND_HTTP_BODY_US (30u * 1000 * 1000)
+
+// ---- requests ----------------------------------------------------------------------------------
+#define BOUND_MESSAGES_PER_REQUEST 4096u    // 400
+#define BOUND_PARTS_PER_MESSAGE 1024u       // 400
+#define BOUND_PROMPTS_PER_REQUEST 1024u     // 400
+#define BOUND_CHOICES 64u                   // n; 400
+#define BOUND_STOP_STRINGS 16u              // 400
+#define BOUND_STOP_STRING_BYTES 256u        // 400
+#define BOUND_STOP_TOKENS 16u               // ids per request incl. the model's own EOS set; 400
+#define BOUND_LOGIT_BIAS 1024u              // entries per request; 400
+#define BOUND_LOGPROBS 20u                  // top alternatives per position; 400
+
+// ---- scheduling --------------------------------------------------------------------------------
+// Sequences running in one group (slots). Configuration lowers it; the rest waits.
+#define BOUND_SEQS 1024u
+// Sequences waiting in one group. 429.
+#define BOUND_WAITING 4096u
+// Tokens computed in one step of one group. Prompts are cut into chunks.
+#define BOUND_STEP_TOKENS 65536u
+// Tokens of one sequence. Refuse (400) or stop with "length".
+#define BOUND_SEQ_TOKENS 1048576u
+// KV blocks of one group.
+#define BOUND_BLOCKS 4194304u
+#define BOUND_BLOCK_TOKENS 256u
+#define BOUND_GROUPS 64u
+#define BOUND_RANKS 64u
+
+// ---- messages ----------------------------------------------------------------------------------
+#define BOUND_PLAN_BYTES (1024u * 1024)    // one plan or result; disconnect
+#define BOUND_CONTROL_BYTES (64u * 1024)
+#define BOUND_PLANS_OUTSTANDING 3u
+
+// ---- models ------------------------------------------------------------------------------------
+#define BOUND_LAYERS 512u
+#define BOUND_TENSORS 1048576u
+#define BOUND_HIDDEN 65536u
+#define BOUND_HEADS 1024u
+#define BOUND_HEAD_DIM 1024u
+#define BOUND_WORKER_THREADS 256u
+
+_Static_assert(BOUND_STEP_TOKENS <= BOUND_SEQ_TOKENS, "a step never exceeds the longest sequence");
+
+#endif

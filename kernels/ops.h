@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef KERNELS_OPS_H
+#define KERNELS_OPS_H
+
+#include "common/dtype.h"
+#include "common/status.h"
+#include <stddef.h>
+#include <stdint.h>
+
+// Every operation a model can ask of a device: one args struct and one table entry each.
+//
+// The idea: an operation takes its args and an op_ctx (who runs it, and its scratch), allocates
+// nothing, and never chooses a device. The CPU version defines the meaning. Scratch is asked for
+// with the same args (`*_scratch`), before the run, and nowhere else is a scratch size computed.
+//
+// Bits: for each output element the order of every floating-point operation depends only on the
+// element's own row (its token) and on the weights. It does not depend on how many rows run
+// together, on threads, tiles, or how a prompt was cut. Attention sums positions in spans anchored
+// at position 0. So a position has the same bits in prefill, decode, replay, alone or in a full
+// batch.
+//
+//   Owns       nothing.
+//   Thread     the step thread calls; an operation spreads itself through ctx->parallel.
+//   Allocates  never.
+//   Fails      never while running: unsupported shapes are refused by `*_supported` at load.
+
+// ---- how an operation runs ---------------------------------------------------------------------
+
+typedef void (*op_task_fn)(void *arg, uint32_t task_index, uint32_t thread_index);
+
+struct op_ctx {
+    // Runs fn(arg, i, thread) for i in 0..task_count-1 and returns when all are done.
+    void (*parallel)(void *pool, uint32_t task_count, op_task_fn fn, void *arg);
+    void *pool;
+    uint32_t thread_count;
+    uint8_t *scratch;    // 64-byte aligned, at least what the operation's scratch question said
+    size_t scratch_bytes;
+};
+
+// ---- data --------------------------------------------------------------------------------------
+
+// A weight matrix in the device's own packed form, [rows, cols], y = W x.
+struct op_weight {
+    enum dtype dtype;
+    uint32_t rows;
+    uint32_t cols;
+    const void *data;    // as written by weight_pack
+};
+
+// How K and V of one group of layers lie in the pool: [block][layer], constant strides. The inside
+// of one (block, layer) page is the device's own business.
+struct op_kv_layout {
+    enum dtype dtype;         // F16 or F32
+    uint32_t block_tokens;    // multiple of 16
+    uint32_t layer_count;
+    uint32_t kv_head_count;
+    uint32_t head_dim;
+    size_t layer_stride_bytes;    // kv_page_bytes() rounded up to 64
+    size_t block_stride_bytes;    // layer_count * layer_stride_bytes
+};
+
+// What a step reads, written afresh for each step at fixed addresses. Rows are the tokens of the
+// step; each belongs to one entry of the sequence table.
+struct op_step {
+    uint8_t *kv_base;               // pool base; kernels read it here, so that the pool may move
+    uint32_t row_count;             // tokens in this step
+    uint32_t seq_count;             // sequences in this step
+    const int32_t *token;           // [row_count]
+    const uint32_t *position;       // [row_count] absolute position of the row
+    const uint32_t *row_seq;        // [row_count] index of the row's sequence; rows of one sequence
+                                    // are neighbours in ascending position
+    const uint32_t *seq_row;        // [seq_count + 1] first row of each sequence
+    const uint32_t *block_table;    // [seq_count, block_table_stride] block ids
+    uint32_t block_table_stride;
+};
+
+// ---- operations --------------------------------------------------------------------------------
+
+// y[r, :] = W[token[r], :] decoded to float32. W is packed like any other weight.
+struct op_embed_args {
+    const struct op_step *step;
+    const struct op_weight *weight;    // [vocabulary, hidden]
+    float *y;                          // [row_count, hidden]
+};
+
+enum op_input {
+    OP_INPUT_PLAIN,       // x
+    OP_INPUT_RMS_NORM,    // norm_weight * x / sqrt(mean(x^2) + eps), float32 (models.md 1.3)
+    OP_INPUT_SILU_MUL,    // silu(x) * x2 (models.md 1.6)
+};
+
+enum { OP_MATMUL_WEIGHTS_MAX = 3 };
+
+// y[w][r, :] (+)= W[w] in(x)[row(r), :] for up to three weights that share the input (q, k, v).
+// Quantised weights see the input rounded to 8 bits per 32 values, once, with float32 scales.
+struct op_matmul_args {
+    enum op_input input;
+    const float *x;     // [.., cols], row stride x_stride elements
+    const float *x2;    // SILU_MUL only, same stride
+    uint32_t x_stride;
+    const uint32_t *row_index;    // NULL, or [row_count]: which row of x feeds output row r
+    uint32_t row_count;
+    const float *norm_weight;    // RMS_NORM only, [cols]
+    float norm_eps;
+    uint32_t weight_count;
+    const struct op_weight *weight[OP_MATMUL_WEIGHTS_MAX];    // equal cols
+    float *y[OP_MATMUL_WEIGHTS_MAX];                          // [row_count, y_stride[w]]
+    uint32_t y_stride[OP_MATMUL_WEIGHTS_MAX];
+    bool accumulate;    // residual: y += instead of y =
+};
+
+// y[r, :] = RMS norm of x[r, :] (only where a norm feeds no matrix product).
+struct op_rms_norm_args {
+    const float *x;
+    const float *weight;
+    float *y;
+    uint32_t row_count, cols;
+    float eps;
+};
+
+enum op_rope_pairing {
+    OP_ROPE_HALF,           // (x_j, x_{j + dim/2})
+    OP_ROPE_INTERLEAVED,    // (x_2j, x_2j+1)
+};
+
+// Optional per-head RMS norm of q and k, rotary embedding of both, then k and v into the pool.
+// q is rewritten in place. Angles: position * inv_freq[j] (models.md 1.4).
+struct op_rope_append_args {
+    const struct op_step *step;
+    const struct op_kv_layout *kv;
+    uint32_t layer;
+    float *q;          // [row_count, q_heads * head_dim]
+    float *k;          // [row_count, kv_heads * head_dim]
+    const float *v;    // [row_count, kv_heads * head_dim]
+    uint32_t q_head_count;
+    enum op_rope_pairing pairing;
+    const float *rope_cos_sin;       // [positions, head_dim] cos then sin of head_dim/2 angles
+    const float *q_norm, *k_norm;    // NULL or [head_dim]
+    float norm_eps;
+};
+
+// Causal attention of every row over positions 0..position[row] of its sequence, grouped query
+// heads.
+struct op_attention_args {
+    const struct op_step *step;
+    const struct op_kv_layout *kv;
+    uint32_t layer;
+    const float *q;    // [row_count, q_heads * head_dim]
+    float *y;          // [row_count, q_heads * head_dim]
+    uint32_t q_head_count;
+    float scale;    // head_dim^-0.5
+};
+
+// ---- sampling ----------------------------------------------------------------------------------
+
+enum { OP_SAMPLE_TOP_MAX = 20 };
+
+struct op_token_bias {
+    int32_t token;
+    float bias;
+};
+
+// One row of logits and what to do with it. Order: repetition penalty over prompt and output,
+// frequency and presence over output, bias, bans, then temperature (0: the largest, ties to the
+// smaller id), top-k, top-p, min-p, one draw. Logprobs are of the raw logits, before all of that.
+struct op_sample_row {
+    // in
+    const float *logits;    // [vocabulary]; never written
+    float temperature, top_p, min_p;
+    uint32_t top_k;                               // 0 = off
+    float repetition_penalty;                     // 1 = off
+    float presence_penalty, frequency_penalty;    // 0 = off
+    uint64_t seed;
+    uint32_t stream;           // choice index
+    uint64_t position;         // of the token being drawn
+    const int32_t *history;    // prompt then output; NULL when no penalty is on
+    uint32_t prompt_count, output_count;
+    const struct op_token_bias *bias;
+    uint32_t bias_count;
+    const int32_t *banned;    // e.g. stop tokens before min_tokens
+    uint32_t banned_count;
+    int32_t target;        // >= 0: do not draw, score this token (prompt logprobs)
+    bool want_logprob;     // fill logprob, rank, top_*
+    uint32_t top_count;    // 0..OP_SAMPLE_TOP_MAX alternatives
+    // out
+    int32_t token;
+    float logprob;
+    uint32_t rank;    // 1 = the most likely
+    int32_t top_token[OP_SAMPLE_TOP_MAX];
+    float top_logprob[OP_SAMPLE_TOP_MAX];    // descending
+};
+
+struct op_sample_args {
+    struct op_sample_row *rows;
+    uint32_t row_count;
+    uint32_t vocabulary;
+};
+
+// ---- the table ---------------------------------------------------------------------------------
+
+struct ops {
+    const char *name;    // "cpu-avx2", ...
+
+    // Packed weights. `source` is the file's layout (GGUF blocks or plain rows, [rows, cols]).
+    // weight_pack writes rows [row_begin, row_end) so that file pages can be given back as it goes;
+    // row_begin is a multiple of weight_pack_rows().
+    bool (*weight_supported)(enum dtype dtype, uint32_t rows, uint32_t cols);
+    size_t (*weight_bytes)(enum dtype dtype, uint32_t rows, uint32_t cols);
+    uint32_t (*weight_pack_rows)(void);
+    void (*weight_pack)(const struct op_weight *shape, const void *source, void *packed,
+                        uint32_t row_begin, uint32_t row_end);
+
+    size_t (*kv_page_bytes)(const struct op_kv_layout *layout);    // one (block, layer)
+
+    void (*embed)(const struct op_ctx *ctx, const struct op_embed_args *args);
+    size_t (*matmul_scratch)(const struct op_ctx *ctx, const struct op_matmul_args *args);
+    void (*matmul)(const struct op_ctx *ctx, const struct op_matmul_args *args);
+    void (*rms_norm)(const struct op_ctx *ctx, const struct op_rms_norm_args *args);
+    void (*rope_append)(const struct op_ctx *ctx, const struct op_rope_append_args *args);
+    size_t (*attention_scratch)(const struct op_ctx *ctx, const struct op_attention_args *args);
+    void (*attention)(const struct op_ctx *ctx, const struct op_attention_args *args);
+    size_t (*sample_scratch)(const struct op_ctx *ctx, const struct op_sample_args *args);
+    void (*sample)(const struct op_ctx *ctx, const struct op_sample_args *args);
+};
+
+// The CPU tables, best first: AVX-512, AVX2+FMA+F16C, scalar. Returns the first this machine can
+// run, or the one named ("scalar", "avx2", "avx512"; NULL = best). NULL when the named one cannot
+// run here.
+const struct ops *ops_cpu(const char *name);
+
+#endif

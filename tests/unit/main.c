@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs the unit suites: all of them, or those whose names contain one of the arguments.
+#include "tests/unit/suites.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool wanted(const char *name, int argc, char **argv) {
+    if (argc < 2) {
+        return true;
+    }
+    for (int i = 1; i < argc; i++) {
+        if (strstr(name, argv[i]) != NULL) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int main(int argc, char **argv) {
+    SRunner *runner = srunner_create(NULL);
+#define X(name, function)                                                                          \
+    if (wanted(name, argc, argv)) {                                                                \
+        srunner_add_suite(runner, function());                                                     \
+    }
+    SUITE_TABLE(X)
+#undef X
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    int run = srunner_ntests_run(runner);
+    srunner_free(runner);
+    printf("%d passed, %d failed\n", run - failed, failed);
+    return failed == 0 && run > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TESTS_UNIT_SUITES_H
+#define TESTS_UNIT_SUITES_H
+
+#include <check.h>
+
+// The explicit list of suites: one line per module, in the order of the layers. A suite file
+// exports one function; tests/unit/main.c runs them all or those whose names are given.
+//
+// Owns nothing.  Thread one.  Allocates through check.  Fails by check's own assertions.
+
+// suite name, function
+#define SUITE_TABLE(X)                                                                             \
+    X("common/status", suite_status)                                                               \
+    X("common/buf", suite_buf)                                                                     \
+    X("common/arena", suite_arena)                                                                 \
+    X("common/json", suite_json)                                                                   \
+    X("common/dtype", suite_dtype)                                                                 \
+    X("common/rng", suite_rng)
+
+#define X(name, function) Suite *function(void);
+SUITE_TABLE(X)
+#undef X
+
+#endif
