@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CONTROLLER_CORE_CORE_H
+#define CONTROLLER_CORE_CORE_H
+
+#include "common/status.h"
+#include "proto/messages.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+// The core: decides everything and does nothing. Inputs and a time in, actions out.
+//
+// The idea: the shell turns sockets into inputs and actions into sockets; callbacks only enqueue,
+// the tick decides. No clock, no socket, no allocation after create, so the same object runs in the
+// daemon, under a simulator with invented time, and in a replay of a recorded input log.
+//
+//   Owns       its tables, sized at create. A request's token array belongs to the caller, who
+//   keeps
+//              it alive and unmoved from the input until the request's terminal action.
+//   Thread     the loop thread.
+//   Allocates  in core_create only.
+//   Fails      a tick never fails. Bad inputs become REJECTED or are ignored where the thing they
+//              name is gone; broken results end the worker's group with a fault.
+
+struct core;
+
+struct request_id {
+    uint64_t value;    // minted by the shell, never reused, never 0
+};
+
+struct worker_id {
+    uint32_t value;    // connection index minted by the shell
+};
+
+enum request_class {
+    REQUEST_CLASS_REALTIME,
+    REQUEST_CLASS_STANDARD,
+    REQUEST_CLASS_BATCH,
+    REQUEST_CLASS_COUNT,
+};
+
+// One sequence to generate. A client request with n choices or several prompts is several of these.
+struct core_request {
+    struct request_id id;
+    enum request_class class_;
+    uint32_t tenant;
+    int32_t *tokens;            // [token_capacity]; prompt first, outputs are appended by the core
+    uint32_t token_capacity;    // >= prompt_count + output_max
+    uint32_t prompt_count;      // >= 1
+    uint32_t output_max;        // >= 1; 0 only with want_prompt_logprobs (score the prompt)
+    struct sampling_params sampling;    // bias array: alive as long as tokens
+};
+
+// ---- inputs ------------------------------------------------------------------------------------
+
+enum core_input_kind {
+    CORE_INPUT_REQUEST,         // a request arrived
+    CORE_INPUT_CANCEL,          // its client left, or it failed upstairs
+    CORE_INPUT_STOP,            // a stop string matched: finish it with "stop"
+    CORE_INPUT_WORKER_READY,    // a worker sent its capacity
+    CORE_INPUT_WORKER_LOST,     // a worker left, died or broke the protocol
+    CORE_INPUT_RESULT,          // a step finished
+    CORE_INPUT_DRAIN,           // accept nothing new, finish what runs
+    CORE_INPUT_ABORT_ALL,       // end everything now (second signal, drain deadline)
+};
+
+struct core_input {
+    enum core_input_kind kind;
+    union {
+        const struct core_request *request;    // REQUEST; copied
+        struct request_id id;                  // CANCEL, STOP
+        struct {
+            struct worker_id worker;
+            const struct message_capacity *capacity;
+            uint64_t epoch;
+        } ready;
+        struct {
+            struct worker_id worker;
+            const char *reason;    // static or alive during the tick
+        } lost;
+        struct {
+            struct worker_id worker;
+            const struct step_result *result;    // alive during the tick
+        } result;
+    };
+};
+
+// ---- actions -----------------------------------------------------------------------------------
+
+enum core_action_kind {
+    CORE_ACTION_SEND_PLAN,
+    CORE_ACTION_TOKEN,       // one generated token, or one scored prompt position
+    CORE_ACTION_FINISHED,    // terminal
+    CORE_ACTION_REJECTED,    // terminal: never started
+    CORE_ACTION_DRAINED,     // nothing is left after DRAIN or ABORT_ALL
+};
+
+enum finish_reason {
+    FINISH_REASON_STOP,      // a stop token, or CORE_INPUT_STOP
+    FINISH_REASON_LENGTH,    // output_max or the model's limit
+    FINISH_REASON_CANCELLED,
+    FINISH_REASON_FAULT,       // its group was lost
+    FINISH_REASON_SHUTDOWN,    // aborted by a drain deadline
+    FINISH_REASON_COUNT,
+};
+
+enum reject_reason {
+    REJECT_REASON_QUEUE_FULL,     // 429
+    REJECT_REASON_TOO_LARGE,      // 400: can never fit
+    REJECT_REASON_UNAVAILABLE,    // 503: no group is ready
+    REJECT_REASON_DRAINING,       // 503
+    REJECT_REASON_COUNT,
+};
+
+struct core_action {
+    enum core_action_kind kind;
+    union {
+        struct {
+            struct worker_id worker;
+            const struct plan *plan;    // alive until the next tick
+        } send;
+        struct {
+            struct request_id id;
+            const struct result_row
+                *row;              // alive until the next tick; row->is_prompt marks scores
+            bool is_stop_token;    // the token is in stop_tokens: its text is not shown
+        } token;
+        struct {
+            struct request_id id;
+            enum finish_reason reason;
+            uint32_t prompt_count, output_count;
+        } finished;
+        struct {
+            struct request_id id;
+            enum reject_reason reason;
+            uint32_t retry_after_ms;    // prediction; 0 = a retry is useless
+        } rejected;
+    };
+};
+
+// Receives actions in order, during the tick.
+typedef void (*core_action_fn)(void *ctx, const struct core_action *action);
+
+// ---- life cycle --------------------------------------------------------------------------------
+
+struct core_config {
+    uint32_t seqs_max;                 // running sequences, <= BOUND_SEQS
+    uint32_t waiting_max;              // queued requests, <= BOUND_WAITING
+    uint32_t step_tokens_max;          // --max-num-batched-tokens
+    uint32_t blocks_max;               // most KV blocks a worker may report
+    uint32_t plans_outstanding_max;    // 1 .. BOUND_PLANS_OUTSTANDING
+    uint64_t group;                    // id of the group this core drives
+};
+
+enum status core_create(const struct core_config *config, struct core **out,
+                        struct error *err) MUST_USE;
+void core_destroy(struct core *core);
+
+// The only entrance. `now_us` never goes back. Actions are delivered to `action` before it returns.
+void core_tick(struct core *core, uint64_t now_us, const struct core_input *inputs,
+               uint32_t input_count, core_action_fn action, void *ctx);
+
+// ---- queries -----------------------------------------------------------------------------------
+
+struct core_counters {
+    uint64_t requests_finished[REQUEST_CLASS_COUNT][FINISH_REASON_COUNT];
+    uint64_t requests_rejected[REQUEST_CLASS_COUNT][REJECT_REASON_COUNT];
+    uint64_t tokens_prompt_computed, tokens_prompt_cached, tokens_generated, tokens_recomputed;
+    uint64_t plans, plan_refusals, results_stale;
+    uint64_t preemptions;
+};
+
+struct core_gauges {
+    uint32_t queued, prefilling, decoding;
+    uint64_t queued_tokens;
+    uint32_t kv_blocks_total, kv_blocks_free, kv_blocks_quarantined;
+    uint64_t queue_oldest_us;    // age of the oldest waiting request
+    bool ready;                  // a worker is there and steps make progress
+    bool draining;
+    uint64_t step_overdue_us;    // > 0: the outstanding step is past its deadline
+};
+
+const struct core_counters *core_counters(const struct core *core);
+void core_gauges(const struct core *core, uint64_t now_us, struct core_gauges *out);
+// What the ready worker reported; NULL before that. Alive until the next tick.
+const struct message_capacity *core_capacity(const struct core *core);
+
+// Tests and simulation: walks every structure and checks all that must hold.
+void core_audit(const struct core *core);
+
+#endif

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef PROTO_MESSAGES_H
+#define PROTO_MESSAGES_H
+
+#include "common/bounds.h"
+#include "common/status.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+// What the daemons say to each other, as plain C structs, and the validators used by both sides.
+//
+// The idea: a plan is a delta. It lists admissions, block appends, retirements and prompt chunks;
+// every admitted sequence whose prompt is complete and that is not paused decodes one token in
+// every step without being named. All ranks of a group receive the same bytes. Each message carries
+// (group, epoch, seq) in a fixed header, so a stale or repeated one is recognised before its body
+// is decoded. codec.h turns these structs into bytes; nothing else sees the wire form.
+//
+//   Owns       nothing: arrays point into the builder's memory, or into the arena given to the
+//   codec. Thread     any. Allocates  never. Fails      validators: INVALID naming the field and
+//   the bound.
+
+// ---- identity ----------------------------------------------------------------------------------
+
+struct slot_ref {
+    uint32_t slot;    // 0 .. envelope.seqs - 1
+    uint32_t gen;     // generation of the slot; results for another generation are dropped
+};
+
+enum message_kind {
+    MESSAGE_KIND_HELLO = 1,    // worker: here I am
+    MESSAGE_KIND_WELCOME,      // controller: your epoch and rank
+    MESSAGE_KIND_REFUSED,      // controller: you may not join, and why
+    MESSAGE_KIND_PROGRESS,     // worker: loading
+    MESSAGE_KIND_CAPACITY,     // worker: sealed, this is what fits
+    MESSAGE_KIND_HEARTBEAT,    // both ways
+    MESSAGE_KIND_PLAN,         // controller: do this step
+    MESSAGE_KIND_RESULT,       // worker: done, or refused
+    MESSAGE_KIND_SHUTDOWN,     // controller: finish and leave
+    MESSAGE_KIND_GOODBYE,      // worker: I am leaving, and why
+    MESSAGE_KIND_COUNT,
+};
+
+// Fixed 40-byte little-endian frame before every body.
+struct message_header {
+    uint32_t version;    // MESSAGE_VERSION
+    uint32_t kind;       // enum message_kind
+    uint64_t group;
+    uint64_t epoch;
+    uint64_t seq;    // plans and results; 0 elsewhere
+    uint32_t body_bytes;
+    uint32_t body_crc32c;
+};
+enum { MESSAGE_VERSION = 1, MESSAGE_HEADER_BYTES = 40 };
+
+// ---- sampling ----------------------------------------------------------------------------------
+
+struct token_bias {
+    int32_t token;
+    float bias;    // added to the logit
+};
+
+// How one sequence draws its tokens. Field meanings and ranges: the HTTP fields of the same name.
+struct sampling_params {
+    float temperature;           // 0 = the most likely token
+    float top_p;                 // (0, 1]
+    float min_p;                 // [0, 1]
+    uint32_t top_k;              // 0 = off
+    float repetition_penalty;    // (0, 10], 1 = off
+    float presence_penalty;      // [-2, 2]
+    float frequency_penalty;     // [-2, 2]
+    uint64_t seed;
+    uint32_t stream;              // choice index: choices of one request draw independently
+    bool want_logprobs;           // of every generated token
+    bool want_prompt_logprobs;    // of every prompt token but the first
+    uint32_t top_logprobs;        // alternatives per position, 0 .. BOUND_LOGPROBS
+    uint32_t min_tokens;          // stop tokens are banned until so many were generated
+    uint32_t stop_token_count;
+    int32_t stop_tokens[BOUND_STOP_TOKENS];    // generation ends after one of these
+    uint32_t bias_count;
+    const struct token_bias *bias;
+};
+
+// ---- plans -------------------------------------------------------------------------------------
+
+struct plan_admit {
+    struct slot_ref ref;
+    uint32_t prompt_tokens;    // length of the whole prompt
+    uint32_t len_max;          // prompt + output; generation stops there with "length"
+    uint32_t block_count;
+    const uint32_t *blocks;    // ids of the sequence's first blocks, in order
+    struct sampling_params sampling;
+};
+
+struct plan_update {
+    struct slot_ref ref;
+    uint32_t append_count;
+    const uint32_t *append_blocks;
+    bool pause;     // stop decoding in place
+    bool resume;    // go on
+};
+
+struct plan_retire {
+    struct slot_ref ref;    // the slot and its blocks are dead to the worker after this plan
+};
+
+struct plan_prefill {
+    struct slot_ref ref;
+    uint32_t start_pos;    // position of the first token of this chunk
+    uint32_t token_count;
+    const int32_t *tokens;
+    bool last;    // the chunk ends the prompt: its last row draws the first token
+};
+
+struct plan {
+    uint64_t group;
+    uint64_t epoch;
+    uint64_t seq;    // 1, 2, 3 ... within an epoch
+    uint32_t
+        decode_rows;    // implicit decode rows this step, as the controller counts them: a check
+    uint32_t admit_count, update_count, retire_count, prefill_count;
+    const struct plan_admit *admits;
+    const struct plan_update *updates;
+    const struct plan_retire *retires;
+    const struct plan_prefill *prefills;
+};
+
+// ---- results -----------------------------------------------------------------------------------
+
+enum result_status {
+    RESULT_STATUS_OK,
+    RESULT_STATUS_REFUSED,    // the plan broke a rule or left the envelope; nothing was done
+    RESULT_STATUS_GAP,        // seq was not applied + 1; nothing was done
+    RESULT_STATUS_FAULT,      // the device failed; the group is lost
+};
+
+// One scored position. `token` was drawn, or for prompt rows was given.
+struct result_row {
+    struct slot_ref ref;
+    uint32_t position;    // of `token` in the sequence
+    int32_t token;
+    bool is_prompt;    // a prompt logprob, not a generated token
+    bool has_logprob;
+    float logprob;
+    uint32_t rank;    // 1 = the most likely
+    uint32_t top_count;
+    const int32_t *top_tokens;    // [top_count]
+    const float *top_logprobs;    // [top_count], descending
+};
+
+struct step_result {
+    uint64_t group;
+    uint64_t epoch;
+    uint64_t seq;
+    enum result_status status;
+    uint64_t applied_seq;    // last plan that was applied
+    uint32_t step_us;        // time the step took on the worker
+    uint32_t row_count;
+    const struct result_row *rows;
+    const char *message;    // why, when status is not OK; "" otherwise
+};
+
+// ---- joining -----------------------------------------------------------------------------------
+
+// What steps are proved to fit: the contract of design.md section 3.
+struct envelope {
+    uint32_t tokens;               // rows of one step, prefill and decode together
+    uint32_t seqs;                 // slots
+    uint32_t seq_tokens;           // longest sequence (max_model_len)
+    uint32_t logit_rows;           // rows that are projected to the vocabulary in one step
+    uint32_t prompt_logit_rows;    // of these, how many may be prompt logprobs
+    uint32_t blocks_per_seq;
+};
+
+struct ledger_line {
+    const char *name;
+    uint64_t bytes;
+    bool planned;    // known before it was measured; else found by measuring
+};
+
+struct message_hello {
+    const char *worker_id;
+    const char *build;     // version and commit
+    const char *device;    // "cpu"
+    const char *model_name;
+    const char *model_digest;
+    uint32_t pid;
+    uint32_t rank, world;
+};
+
+struct message_welcome {
+    uint64_t epoch;
+    uint32_t rank, world;
+    uint32_t lease_ms;
+};
+
+struct message_text {    // REFUSED, GOODBYE
+    uint32_t code;       // a process exit code
+    const char *text;
+};
+
+struct message_progress {
+    const char *phase;    // "load", "warm-up"
+    uint64_t bytes_done, bytes_total;
+    uint64_t bytes_per_s;
+};
+
+struct message_capacity {
+    struct envelope envelope;
+    uint32_t block_tokens;
+    uint32_t kv_blocks;    // usable block ids: 0 .. kv_blocks - 1
+    uint64_t kv_bytes_per_token;
+    uint32_t vocabulary;
+    uint64_t parameters;
+    const char *kv_dtype;
+    uint32_t threads;
+    uint32_t line_count;
+    const struct ledger_line *lines;
+};
+
+struct message_heartbeat {
+    uint64_t applied_seq, completed_seq;
+    uint64_t resident_bytes;
+    uint64_t allocations_after_seal;
+};
+
+// ---- validators --------------------------------------------------------------------------------
+
+// Everything about a plan that can be judged without the slot table: counts, ranges, block ids, the
+// token budget. The controller asserts it before sending, the worker answers REFUSED.
+struct plan_limits {
+    struct envelope envelope;
+    uint32_t block_tokens;
+    uint32_t kv_blocks;
+    uint32_t vocabulary;
+};
+enum status plan_validate(const struct plan *plan, const struct plan_limits *limits,
+                          struct error *err) MUST_USE;
+enum status sampling_validate(const struct sampling_params *sampling, uint32_t vocabulary,
+                              struct error *err) MUST_USE;
+enum status result_validate(const struct step_result *result, const struct plan_limits *limits,
+                            struct error *err) MUST_USE;
+enum status capacity_validate(const struct message_capacity *capacity, struct error *err) MUST_USE;
+
+#endif
