@@ -78,6 +78,10 @@
 // ---- models ------------------------------------------------------------------------------------
 #define BOUND_LAYERS 512u
 #define BOUND_TENSORS 1048576u
+// Metadata of a GGUF file; real files have 20 to 60 keys. Refuse the model.
+#define BOUND_GGUF_KEYS 65536u
+#define BOUND_GGUF_KEY_BYTES 1024u
+#define BOUND_GGUF_ALIGNMENT_BYTES 65536u
 #define BOUND_HIDDEN 65536u
 #define BOUND_HEADS 1024u
 #define BOUND_HEAD_DIM 1024u

@@ -16,7 +16,8 @@
     X("common/arena", suite_arena)                                                                 \
     X("common/json", suite_json)                                                                   \
     X("common/dtype", suite_dtype)                                                                 \
-    X("common/rng", suite_rng)
+    X("common/rng", suite_rng)                                                                     \
+    X("common/gguf", suite_gguf)
 
 #define X(name, function) Suite *function(void);
 SUITE_TABLE(X)
