@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef COMMON_LOG_H
+#define COMMON_LOG_H
+
+#include "common/status.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+// Log lines on standard error: one event, one line, key=value pairs.
+//
+// The idea: the caller writes one printf-like text whose first words are the message and whose tail
+// is made of key=value pairs ("request method=GET status=200"); the sink adds time, level and
+// module, and writes it as text, logfmt or JSON. A value with spaces is written key="in double
+// quotes" by the caller. No prompt, no output, no API key is ever logged.
+//
+//   Owns       the process-wide sink: level, format, file descriptor.
+//   Thread     any; a line is one write.
+//   Allocates  never; lines are cut at 4 KiB.
+//   Fails      never: a full pipe loses the line.
+
+enum log_level {
+    LOG_LEVEL_ERROR,
+    LOG_LEVEL_WARN,
+    LOG_LEVEL_INFO,
+    LOG_LEVEL_DEBUG,
+    LOG_LEVEL_TRACE
+};
+enum log_format { LOG_FORMAT_AUTO, LOG_FORMAT_TEXT, LOG_FORMAT_LOGFMT, LOG_FORMAT_JSON };
+
+// Auto: text on a terminal, logfmt otherwise.
+void log_configure(enum log_level level, enum log_format format);
+bool log_level_parse(const char *text, enum log_level *out);
+bool log_format_parse(const char *text, enum log_format *out);
+bool log_enabled(enum log_level level);
+
+void log_line(enum log_level level, const char *source, const char *format, ...) PRINTF_LIKE(3, 4);
+#define log_error(source, ...) log_line(LOG_LEVEL_ERROR, (source), __VA_ARGS__)
+#define log_warn(source, ...) log_line(LOG_LEVEL_WARN, (source), __VA_ARGS__)
+#define log_info(source, ...) log_line(LOG_LEVEL_INFO, (source), __VA_ARGS__)
+#define log_debug(source, ...) log_line(LOG_LEVEL_DEBUG, (source), __VA_ARGS__)
+
+// Logs a failure once, at the place that handles it: sentence, hint, and at debug level the trace.
+void log_failure(const char *source, const struct error *err);
+
+// Tests: formats one line as the sink would, into `out`; returns its length without the newline.
+struct log_stamp {
+    enum log_level level;
+    enum log_format format;    // not AUTO
+    uint64_t unix_ms;
+    const char *source;
+};
+size_t log_format_line(const struct log_stamp *stamp, const char *message, char *out,
+                       size_t out_bytes);
+
+#endif

@@ -1,0 +1,755 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "proto/codec.h"
+
+#include "common/crc32c.h"
+#include "common/invariant.h"
+#include "proto/control.pb-c.h"
+#include "proto/step.pb-c.h"
+#include <string.h>
+
+// ---- header frame ------------------------------------------------------------------------------
+
+static void put_u32(uint8_t *at, uint32_t value) {
+    for (int i = 0; i < 4; i++) {
+        at[i] = (uint8_t)(value >> (8 * i));
+    }
+}
+
+static void put_u64(uint8_t *at, uint64_t value) {
+    put_u32(at, (uint32_t)value);
+    put_u32(at + 4, (uint32_t)(value >> 32));
+}
+
+static uint32_t get_u32(const uint8_t *at) {
+    uint32_t value = 0;
+    for (int i = 0; i < 4; i++) {
+        value |= (uint32_t)at[i] << (8 * i);
+    }
+    return value;
+}
+
+static uint64_t get_u64(const uint8_t *at) {
+    return get_u32(at) | ((uint64_t)get_u32(at + 4) << 32);
+}
+
+enum status codec_header_decode(const uint8_t *frame, size_t frame_bytes,
+                                struct message_header *out, const uint8_t **body,
+                                struct error *err) {
+    if (frame_bytes < MESSAGE_HEADER_BYTES) {
+        return error_set(err, STATUS_CORRUPT, "message of %zu bytes is shorter than its header",
+                         frame_bytes);
+    }
+    *out = (struct message_header){
+        .version = get_u32(frame),
+        .kind = get_u32(frame + 4),
+        .group = get_u64(frame + 8),
+        .epoch = get_u64(frame + 16),
+        .seq = get_u64(frame + 24),
+        .body_bytes = get_u32(frame + 32),
+        .body_crc32c = get_u32(frame + 36),
+    };
+    if (out->version != MESSAGE_VERSION) {
+        return error_set(err, STATUS_VERSION, "message has protocol version %u, this is %d",
+                         out->version, MESSAGE_VERSION);
+    }
+    if (out->kind == 0 || out->kind >= MESSAGE_KIND_COUNT) {
+        return error_set(err, STATUS_CORRUPT, "message has unknown kind %u", out->kind);
+    }
+    *body = frame + MESSAGE_HEADER_BYTES;
+    if (out->body_bytes != frame_bytes - MESSAGE_HEADER_BYTES) {
+        return error_set(err, STATUS_CORRUPT, "message says %u body bytes, %zu follow",
+                         out->body_bytes, frame_bytes - MESSAGE_HEADER_BYTES);
+    }
+    if (crc32c(*body, out->body_bytes) != out->body_crc32c) {
+        return error_set(err, STATUS_CORRUPT, "message body fails its checksum");
+    }
+    return STATUS_OK;
+}
+
+// Appends header and packed body.
+static enum status frame_encode(enum message_kind kind, const struct message_address *address,
+                                const ProtobufCMessage *message, struct buf *out,
+                                struct error *err) {
+    size_t body_bytes = protobuf_c_message_get_packed_size(message);
+    uint8_t *at = buf_extend(out, MESSAGE_HEADER_BYTES + body_bytes);
+    if (at == NULL) {
+        return error_set(err, STATUS_EXHAUSTED, "a message of %zu bytes exceeds the limit of %zu",
+                         body_bytes, out->bytes_max);
+    }
+    uint8_t *body = at + MESSAGE_HEADER_BYTES;
+    size_t packed = protobuf_c_message_pack(message, body);
+    INVARIANT(packed == body_bytes);
+    put_u32(at, MESSAGE_VERSION);
+    put_u32(at + 4, (uint32_t)kind);
+    put_u64(at + 8, address->group);
+    put_u64(at + 16, address->epoch);
+    put_u64(at + 24, address->seq);
+    put_u32(at + 32, (uint32_t)body_bytes);
+    put_u32(at + 36, crc32c(body, body_bytes));
+    return STATUS_OK;
+}
+
+// ---- arena as protobuf-c's allocator -----------------------------------------------------------
+
+static void *arena_allocate(void *arena, size_t bytes) {
+    return arena_alloc(arena, bytes);
+}
+
+static void arena_ignore_free(void *arena, void *memory) {
+    (void)arena;
+    (void)memory;
+}
+
+static ProtobufCMessage *unpack(const ProtobufCMessageDescriptor *descriptor,
+                                const struct message_header *header, const uint8_t *body,
+                                struct arena *arena) {
+    ProtobufCAllocator allocator = {arena_allocate, arena_ignore_free, arena};
+    return protobuf_c_message_unpack(descriptor, &allocator, header->body_bytes, body);
+}
+
+static enum status no_memory(struct error *err) {
+    return error_set(err, STATUS_EXHAUSTED, "no room to encode or decode a message");
+}
+
+static enum status broken(struct error *err, const char *what) {
+    return error_set(err, STATUS_CORRUPT, "message body is broken: %s", what);
+}
+
+// An array of `count` pointers to structs of `bytes` each, contiguous, from the arena.
+static void *pointer_array(struct arena *arena, size_t count, size_t bytes, void **items) {
+    char *memory = arena_array(arena, count, bytes);
+    void **pointers = arena_array(arena, count, sizeof *pointers);
+    if (memory == NULL || pointers == NULL) {
+        return NULL;
+    }
+    for (size_t i = 0; i < count; i++) {
+        pointers[i] = memory + i * bytes;
+    }
+    *items = memory;
+    return pointers;
+}
+
+// protobuf-c's structs hold mutable pointers even where packing only reads them.
+static void *mutable(const void *pointer) {
+    union {
+        const void *from;
+        void *to;
+    } cast = {.from = pointer};
+    return cast.to;
+}
+
+// ---- plans -------------------------------------------------------------------------------------
+
+static bool sampling_encode(const struct sampling_params *in, struct arena *arena,
+                            Tare__Sampling *out) {
+    tare__sampling__init(out);
+    out->temperature = in->temperature;
+    out->top_p = in->top_p;
+    out->min_p = in->min_p;
+    out->top_k = in->top_k;
+    out->repetition_penalty = in->repetition_penalty;
+    out->presence_penalty = in->presence_penalty;
+    out->frequency_penalty = in->frequency_penalty;
+    out->seed = in->seed;
+    out->stream = in->stream;
+    out->want_logprobs = in->want_logprobs;
+    out->want_prompt_logprobs = in->want_prompt_logprobs;
+    out->top_logprobs = in->top_logprobs;
+    out->min_tokens = in->min_tokens;
+    out->n_stop_tokens = in->stop_token_count;
+    out->stop_tokens = mutable(in->stop_tokens);
+    out->n_bias_tokens = in->bias_count;
+    out->n_bias_values = in->bias_count;
+    out->bias_tokens = arena_array(arena, in->bias_count, sizeof *out->bias_tokens);
+    out->bias_values = arena_array(arena, in->bias_count, sizeof *out->bias_values);
+    if (out->bias_tokens == NULL || out->bias_values == NULL) {
+        return false;
+    }
+    for (uint32_t i = 0; i < in->bias_count; i++) {
+        out->bias_tokens[i] = in->bias[i].token;
+        out->bias_values[i] = in->bias[i].bias;
+    }
+    return true;
+}
+
+static enum status sampling_decode(const Tare__Sampling *in, struct arena *arena,
+                                   struct sampling_params *out, struct error *err) {
+    if (in == NULL) {
+        return broken(err, "an admission without sampling");
+    }
+    if (in->n_bias_tokens != in->n_bias_values || in->n_bias_tokens > BOUND_LOGIT_BIAS) {
+        return broken(err, "logit bias arrays");
+    }
+    if (in->n_stop_tokens > BOUND_STOP_TOKENS) {
+        return broken(err, "too many stop tokens");
+    }
+    struct token_bias *bias = arena_array(arena, in->n_bias_tokens, sizeof *bias);
+    if (bias == NULL) {
+        return no_memory(err);
+    }
+    for (size_t i = 0; i < in->n_bias_tokens; i++) {
+        bias[i].token = in->bias_tokens[i];
+        bias[i].bias = in->bias_values[i];
+    }
+    *out = (struct sampling_params){
+        .temperature = in->temperature,
+        .top_p = in->top_p,
+        .min_p = in->min_p,
+        .top_k = in->top_k,
+        .repetition_penalty = in->repetition_penalty,
+        .presence_penalty = in->presence_penalty,
+        .frequency_penalty = in->frequency_penalty,
+        .seed = in->seed,
+        .stream = in->stream,
+        .want_logprobs = in->want_logprobs,
+        .want_prompt_logprobs = in->want_prompt_logprobs,
+        .top_logprobs = in->top_logprobs,
+        .min_tokens = in->min_tokens,
+        .stop_token_count = (uint32_t)in->n_stop_tokens,
+        .bias_count = (uint32_t)in->n_bias_tokens,
+        .bias = bias,
+    };
+    if (in->n_stop_tokens > 0) {
+        memcpy(out->stop_tokens, in->stop_tokens, in->n_stop_tokens * sizeof out->stop_tokens[0]);
+    }
+    return STATUS_OK;
+}
+
+static bool admits_encode(const struct plan *plan, struct arena *arena, Tare__StepPlan *out) {
+    void *items = NULL;
+    out->n_admit = plan->admit_count;
+    out->admit = pointer_array(arena, plan->admit_count, sizeof **out->admit, &items);
+    Tare__Sampling *sampling = arena_array(arena, plan->admit_count, sizeof *sampling);
+    if (out->admit == NULL || sampling == NULL) {
+        return false;
+    }
+    for (uint32_t i = 0; i < plan->admit_count; i++) {
+        const struct plan_admit *in = &plan->admits[i];
+        Tare__Admit *admit = out->admit[i];
+        tare__admit__init(admit);
+        admit->slot = in->ref.slot;
+        admit->gen = in->ref.gen;
+        admit->prompt_tokens = in->prompt_tokens;
+        admit->len_max = in->len_max;
+        admit->n_blocks = in->block_count;
+        admit->blocks = mutable(in->blocks);
+        admit->sampling = &sampling[i];
+        if (!sampling_encode(&in->sampling, arena, &sampling[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool changes_encode(const struct plan *plan, struct arena *arena, Tare__StepPlan *out) {
+    void *items = NULL;
+    out->n_update = plan->update_count;
+    out->update = pointer_array(arena, plan->update_count, sizeof **out->update, &items);
+    out->n_retire = plan->retire_count;
+    out->retire = pointer_array(arena, plan->retire_count, sizeof **out->retire, &items);
+    out->n_prefill = plan->prefill_count;
+    out->prefill = pointer_array(arena, plan->prefill_count, sizeof **out->prefill, &items);
+    if (out->update == NULL || out->retire == NULL || out->prefill == NULL) {
+        return false;
+    }
+    for (uint32_t i = 0; i < plan->update_count; i++) {
+        const struct plan_update *in = &plan->updates[i];
+        Tare__SlotUpdate *update = out->update[i];
+        tare__slot_update__init(update);
+        update->slot = in->ref.slot;
+        update->gen = in->ref.gen;
+        update->n_append_blocks = in->append_count;
+        update->append_blocks = mutable(in->append_blocks);
+        update->pause = in->pause;
+        update->resume = in->resume;
+    }
+    for (uint32_t i = 0; i < plan->retire_count; i++) {
+        tare__retire__init(out->retire[i]);
+        out->retire[i]->slot = plan->retires[i].ref.slot;
+        out->retire[i]->gen = plan->retires[i].ref.gen;
+    }
+    for (uint32_t i = 0; i < plan->prefill_count; i++) {
+        const struct plan_prefill *in = &plan->prefills[i];
+        Tare__Prefill *prefill = out->prefill[i];
+        tare__prefill__init(prefill);
+        prefill->slot = in->ref.slot;
+        prefill->gen = in->ref.gen;
+        prefill->start_pos = in->start_pos;
+        prefill->n_tokens = in->token_count;
+        prefill->tokens = mutable(in->tokens);
+        prefill->last = in->last;
+    }
+    return true;
+}
+
+enum status codec_plan_encode(const struct plan *plan, struct arena *scratch, struct buf *out,
+                              struct error *err) {
+    Tare__StepPlan message = TARE__STEP_PLAN__INIT;
+    message.decode_rows = plan->decode_rows;
+    if (!admits_encode(plan, scratch, &message) || !changes_encode(plan, scratch, &message)) {
+        return no_memory(err);
+    }
+    struct message_address address = {plan->group, plan->epoch, plan->seq};
+    return frame_encode(MESSAGE_KIND_PLAN, &address, &message.base, out, err);
+}
+
+static enum status admits_decode(const Tare__StepPlan *in, struct arena *arena, struct plan *out,
+                                 struct error *err) {
+    struct plan_admit *admits = arena_array(arena, in->n_admit, sizeof *admits);
+    if (admits == NULL) {
+        return no_memory(err);
+    }
+    for (size_t i = 0; i < in->n_admit; i++) {
+        const Tare__Admit *admit = in->admit[i];
+        if (admit->n_blocks > BOUND_SEQ_TOKENS) {
+            return broken(err, "too many blocks in an admission");
+        }
+        admits[i] = (struct plan_admit){
+            .ref = {admit->slot, admit->gen},
+            .prompt_tokens = admit->prompt_tokens,
+            .len_max = admit->len_max,
+            .block_count = (uint32_t)admit->n_blocks,
+            .blocks = admit->blocks,
+        };
+        TRY(sampling_decode(admit->sampling, arena, &admits[i].sampling, err));
+    }
+    out->admits = admits;
+    out->admit_count = (uint32_t)in->n_admit;
+    return STATUS_OK;
+}
+
+static enum status changes_decode(const Tare__StepPlan *in, struct arena *arena, struct plan *out,
+                                  struct error *err) {
+    struct plan_update *updates = arena_array(arena, in->n_update, sizeof *updates);
+    struct plan_retire *retires = arena_array(arena, in->n_retire, sizeof *retires);
+    struct plan_prefill *prefills = arena_array(arena, in->n_prefill, sizeof *prefills);
+    if (updates == NULL || retires == NULL || prefills == NULL) {
+        return no_memory(err);
+    }
+    for (size_t i = 0; i < in->n_update; i++) {
+        const Tare__SlotUpdate *update = in->update[i];
+        if (update->n_append_blocks > BOUND_SEQ_TOKENS) {
+            return broken(err, "too many blocks in an update");
+        }
+        updates[i] = (struct plan_update){
+            .ref = {update->slot, update->gen},
+            .append_count = (uint32_t)update->n_append_blocks,
+            .append_blocks = update->append_blocks,
+            .pause = update->pause,
+            .resume = update->resume,
+        };
+    }
+    for (size_t i = 0; i < in->n_retire; i++) {
+        retires[i].ref = (struct slot_ref){in->retire[i]->slot, in->retire[i]->gen};
+    }
+    for (size_t i = 0; i < in->n_prefill; i++) {
+        const Tare__Prefill *prefill = in->prefill[i];
+        if (prefill->n_tokens > BOUND_STEP_TOKENS) {
+            return broken(err, "too many tokens in a prompt chunk");
+        }
+        prefills[i] = (struct plan_prefill){
+            .ref = {prefill->slot, prefill->gen},
+            .start_pos = prefill->start_pos,
+            .token_count = (uint32_t)prefill->n_tokens,
+            .tokens = prefill->tokens,
+            .last = prefill->last,
+        };
+    }
+    out->updates = updates;
+    out->update_count = (uint32_t)in->n_update;
+    out->retires = retires;
+    out->retire_count = (uint32_t)in->n_retire;
+    out->prefills = prefills;
+    out->prefill_count = (uint32_t)in->n_prefill;
+    return STATUS_OK;
+}
+
+enum status codec_plan_decode(const struct message_header *header, const uint8_t *body,
+                              struct arena *arena, struct plan *out, struct error *err) {
+    INVARIANT(header->kind == MESSAGE_KIND_PLAN);
+    const Tare__StepPlan *in =
+        (const Tare__StepPlan *)unpack(&tare__step_plan__descriptor, header, body, arena);
+    if (in == NULL) {
+        return broken(err, "not a step plan");
+    }
+    if (in->n_admit > BOUND_SEQS || in->n_update > BOUND_SEQS || in->n_retire > BOUND_SEQS ||
+        in->n_prefill > BOUND_SEQS) {
+        return broken(err, "a list is longer than the number of slots");
+    }
+    *out = (struct plan){
+        .group = header->group,
+        .epoch = header->epoch,
+        .seq = header->seq,
+        .decode_rows = in->decode_rows,
+    };
+    TRY(admits_decode(in, arena, out, err));
+    return changes_decode(in, arena, out, err);
+}
+
+// ---- results -----------------------------------------------------------------------------------
+
+enum { ROW_FLAG_PROMPT = 1, ROW_FLAG_LOGPROB = 2 };
+
+// The parallel arrays of a result under construction.
+struct row_arrays {
+    uint32_t *slots, *gens, *positions, *ranks;
+    int32_t *tokens, *top_tokens;
+    uint8_t *flags, *top_counts;
+    float *logprobs, *top_logprobs;
+};
+
+static bool row_arrays_alloc(struct arena *arena, size_t rows, size_t tops,
+                             struct row_arrays *out) {
+    out->slots = arena_array(arena, rows, sizeof *out->slots);
+    out->gens = arena_array(arena, rows, sizeof *out->gens);
+    out->positions = arena_array(arena, rows, sizeof *out->positions);
+    out->ranks = arena_array(arena, rows, sizeof *out->ranks);
+    out->tokens = arena_array(arena, rows, sizeof *out->tokens);
+    out->flags = arena_array(arena, rows, sizeof *out->flags);
+    out->top_counts = arena_array(arena, rows, sizeof *out->top_counts);
+    out->logprobs = arena_array(arena, rows, sizeof *out->logprobs);
+    out->top_tokens = arena_array(arena, tops, sizeof *out->top_tokens);
+    out->top_logprobs = arena_array(arena, tops, sizeof *out->top_logprobs);
+    return out->slots != NULL && out->gens != NULL && out->positions != NULL &&
+           out->ranks != NULL && out->tokens != NULL && out->flags != NULL &&
+           out->top_counts != NULL && out->logprobs != NULL && out->top_tokens != NULL &&
+           out->top_logprobs != NULL;
+}
+
+static void row_arrays_fill(const struct step_result *result, struct row_arrays *arrays) {
+    size_t top = 0;
+    for (uint32_t i = 0; i < result->row_count; i++) {
+        const struct result_row *row = &result->rows[i];
+        INVARIANT(row->top_count <= BOUND_LOGPROBS);
+        arrays->slots[i] = row->ref.slot;
+        arrays->gens[i] = row->ref.gen;
+        arrays->positions[i] = row->position;
+        arrays->ranks[i] = row->rank;
+        arrays->tokens[i] = row->token;
+        arrays->flags[i] = (uint8_t)((row->is_prompt ? ROW_FLAG_PROMPT : 0) |
+                                     (row->has_logprob ? ROW_FLAG_LOGPROB : 0));
+        arrays->top_counts[i] = (uint8_t)row->top_count;
+        arrays->logprobs[i] = row->logprob;
+        for (uint32_t k = 0; k < row->top_count; k++, top++) {
+            arrays->top_tokens[top] = row->top_tokens[k];
+            arrays->top_logprobs[top] = row->top_logprobs[k];
+        }
+    }
+}
+
+enum status codec_result_encode(const struct step_result *result, struct arena *scratch,
+                                struct buf *out, struct error *err) {
+    size_t rows = result->row_count;
+    size_t tops = 0;
+    for (size_t i = 0; i < rows; i++) {
+        tops += result->rows[i].top_count;
+    }
+    struct row_arrays arrays;
+    if (!row_arrays_alloc(scratch, rows, tops, &arrays)) {
+        return no_memory(err);
+    }
+    row_arrays_fill(result, &arrays);
+    Tare__StepResult message = TARE__STEP_RESULT__INIT;
+    message.status = (uint32_t)result->status;
+    message.applied_seq = result->applied_seq;
+    message.step_us = result->step_us;
+    message.n_slots = rows;
+    message.slots = arrays.slots;
+    message.n_gens = rows;
+    message.gens = arrays.gens;
+    message.n_positions = rows;
+    message.positions = arrays.positions;
+    message.n_tokens = rows;
+    message.tokens = arrays.tokens;
+    message.flags = (ProtobufCBinaryData){rows, arrays.flags};
+    message.n_logprobs = rows;
+    message.logprobs = arrays.logprobs;
+    message.n_ranks = rows;
+    message.ranks = arrays.ranks;
+    message.top_counts = (ProtobufCBinaryData){rows, arrays.top_counts};
+    message.n_top_tokens = tops;
+    message.top_tokens = arrays.top_tokens;
+    message.n_top_logprobs = tops;
+    message.top_logprobs = arrays.top_logprobs;
+    message.message = mutable(result->message == NULL ? "" : result->message);
+    struct message_address address = {result->group, result->epoch, result->seq};
+    return frame_encode(MESSAGE_KIND_RESULT, &address, &message.base, out, err);
+}
+
+enum status codec_result_decode(const struct message_header *header, const uint8_t *body,
+                                struct arena *arena, struct step_result *out, struct error *err) {
+    INVARIANT(header->kind == MESSAGE_KIND_RESULT);
+    const Tare__StepResult *in =
+        (const Tare__StepResult *)unpack(&tare__step_result__descriptor, header, body, arena);
+    if (in == NULL) {
+        return broken(err, "not a step result");
+    }
+    size_t rows = in->n_slots;
+    bool same = in->n_gens == rows && in->n_positions == rows && in->n_tokens == rows &&
+                in->flags.len == rows && in->n_logprobs == rows && in->n_ranks == rows &&
+                in->top_counts.len == rows && in->n_top_tokens == in->n_top_logprobs;
+    if (!same || rows > BOUND_STEP_TOKENS + BOUND_SEQS) {
+        return broken(err, "result arrays of different lengths");
+    }
+    if (in->status > RESULT_STATUS_FAULT) {
+        return broken(err, "unknown result status");
+    }
+    struct result_row *decoded = arena_array(arena, rows, sizeof *decoded);
+    if (decoded == NULL) {
+        return no_memory(err);
+    }
+    size_t top = 0;
+    for (size_t i = 0; i < rows; i++) {
+        uint32_t top_count = in->top_counts.data[i];
+        if (top_count > in->n_top_tokens - top) {
+            return broken(err, "alternatives run past their array");
+        }
+        decoded[i] = (struct result_row){
+            .ref = {in->slots[i], in->gens[i]},
+            .position = in->positions[i],
+            .token = in->tokens[i],
+            .is_prompt = (in->flags.data[i] & ROW_FLAG_PROMPT) != 0,
+            .has_logprob = (in->flags.data[i] & ROW_FLAG_LOGPROB) != 0,
+            .logprob = in->logprobs[i],
+            .rank = in->ranks[i],
+            .top_count = top_count,
+            .top_tokens = top_count == 0 ? NULL : in->top_tokens + top,
+            .top_logprobs = top_count == 0 ? NULL : in->top_logprobs + top,
+        };
+        top += top_count;
+    }
+    *out = (struct step_result){
+        .group = header->group,
+        .epoch = header->epoch,
+        .seq = header->seq,
+        .status = (enum result_status)in->status,
+        .applied_seq = in->applied_seq,
+        .step_us = in->step_us,
+        .row_count = (uint32_t)rows,
+        .rows = decoded,
+        .message = in->message,
+    };
+    return STATUS_OK;
+}
+
+// ---- control -----------------------------------------------------------------------------------
+
+static enum status hello_encode(const struct control_message *message, struct buf *out,
+                                struct error *err) {
+    const struct message_hello *in = &message->hello;
+    Tare__Hello hello = TARE__HELLO__INIT;
+    hello.worker_id = mutable(in->worker_id);
+    hello.build = mutable(in->build);
+    hello.device = mutable(in->device);
+    hello.model_name = mutable(in->model_name);
+    hello.model_digest = mutable(in->model_digest);
+    hello.pid = in->pid;
+    hello.rank = in->rank;
+    hello.world = in->world;
+    return frame_encode(message->kind, &message->address, &hello.base, out, err);
+}
+
+static enum status capacity_encode(const struct control_message *message, struct arena *scratch,
+                                   struct buf *out, struct error *err) {
+    const struct message_capacity *in = &message->capacity;
+    Tare__Envelope envelope = TARE__ENVELOPE__INIT;
+    envelope.tokens = in->envelope.tokens;
+    envelope.seqs = in->envelope.seqs;
+    envelope.seq_tokens = in->envelope.seq_tokens;
+    envelope.logit_rows = in->envelope.logit_rows;
+    envelope.prompt_logit_rows = in->envelope.prompt_logit_rows;
+    envelope.blocks_per_seq = in->envelope.blocks_per_seq;
+    Tare__Capacity capacity = TARE__CAPACITY__INIT;
+    capacity.envelope = &envelope;
+    capacity.block_tokens = in->block_tokens;
+    capacity.kv_blocks = in->kv_blocks;
+    capacity.kv_bytes_per_token = in->kv_bytes_per_token;
+    capacity.vocabulary = in->vocabulary;
+    capacity.parameters = in->parameters;
+    capacity.kv_dtype = mutable(in->kv_dtype);
+    capacity.threads = in->threads;
+    void *items = NULL;
+    capacity.n_lines = in->line_count;
+    capacity.lines = pointer_array(scratch, in->line_count, sizeof **capacity.lines, &items);
+    if (capacity.lines == NULL) {
+        return no_memory(err);
+    }
+    for (uint32_t i = 0; i < in->line_count; i++) {
+        tare__ledger_line__init(capacity.lines[i]);
+        capacity.lines[i]->name = mutable(in->lines[i].name);
+        capacity.lines[i]->bytes = in->lines[i].bytes;
+        capacity.lines[i]->planned = in->lines[i].planned;
+    }
+    return frame_encode(message->kind, &message->address, &capacity.base, out, err);
+}
+
+static enum status small_encode(const struct control_message *message, struct buf *out,
+                                struct error *err) {
+    Tare__Welcome welcome = TARE__WELCOME__INIT;
+    Tare__Text text = TARE__TEXT__INIT;
+    Tare__Progress progress = TARE__PROGRESS__INIT;
+    Tare__Heartbeat heartbeat = TARE__HEARTBEAT__INIT;
+    const ProtobufCMessage *body = NULL;
+    switch (message->kind) {
+    case MESSAGE_KIND_WELCOME:
+        welcome.epoch = message->welcome.epoch;
+        welcome.rank = message->welcome.rank;
+        welcome.world = message->welcome.world;
+        welcome.lease_ms = message->welcome.lease_ms;
+        body = &welcome.base;
+        break;
+    case MESSAGE_KIND_REFUSED:
+    case MESSAGE_KIND_GOODBYE:
+    case MESSAGE_KIND_SHUTDOWN:
+        text.code = message->text.code;
+        text.text = mutable(message->text.text == NULL ? "" : message->text.text);
+        body = &text.base;
+        break;
+    case MESSAGE_KIND_PROGRESS:
+        progress.phase = mutable(message->progress.phase);
+        progress.bytes_done = message->progress.bytes_done;
+        progress.bytes_total = message->progress.bytes_total;
+        progress.bytes_per_s = message->progress.bytes_per_s;
+        body = &progress.base;
+        break;
+    case MESSAGE_KIND_HEARTBEAT:
+        heartbeat.applied_seq = message->heartbeat.applied_seq;
+        heartbeat.completed_seq = message->heartbeat.completed_seq;
+        heartbeat.resident_bytes = message->heartbeat.resident_bytes;
+        heartbeat.allocations_after_seal = message->heartbeat.allocations_after_seal;
+        body = &heartbeat.base;
+        break;
+    case MESSAGE_KIND_HELLO:
+    case MESSAGE_KIND_CAPACITY:
+    case MESSAGE_KIND_PLAN:
+    case MESSAGE_KIND_RESULT:
+    case MESSAGE_KIND_COUNT:
+        UNREACHABLE();
+    }
+    return frame_encode(message->kind, &message->address, body, out, err);
+}
+
+enum status codec_control_encode(const struct control_message *message, struct arena *scratch,
+                                 struct buf *out, struct error *err) {
+    switch (message->kind) {
+    case MESSAGE_KIND_HELLO:
+        return hello_encode(message, out, err);
+    case MESSAGE_KIND_CAPACITY:
+        return capacity_encode(message, scratch, out, err);
+    default:
+        return small_encode(message, out, err);
+    }
+}
+
+static enum status hello_decode(const Tare__Hello *in, struct control_message *out) {
+    out->hello = (struct message_hello){
+        .worker_id = in->worker_id,
+        .build = in->build,
+        .device = in->device,
+        .model_name = in->model_name,
+        .model_digest = in->model_digest,
+        .pid = in->pid,
+        .rank = in->rank,
+        .world = in->world,
+    };
+    return STATUS_OK;
+}
+
+static enum status capacity_decode(const Tare__Capacity *in, struct arena *arena,
+                                   struct control_message *out, struct error *err) {
+    enum { LEDGER_LINES_MAX = 256 };
+    if (in->envelope == NULL || in->n_lines > LEDGER_LINES_MAX) {
+        return broken(err, "a capacity report without envelope or with too many ledger lines");
+    }
+    struct ledger_line *lines = arena_array(arena, in->n_lines, sizeof *lines);
+    if (lines == NULL) {
+        return no_memory(err);
+    }
+    for (size_t i = 0; i < in->n_lines; i++) {
+        lines[i] =
+            (struct ledger_line){in->lines[i]->name, in->lines[i]->bytes, in->lines[i]->planned};
+    }
+    out->capacity = (struct message_capacity){
+        .envelope = {.tokens = in->envelope->tokens,
+                     .seqs = in->envelope->seqs,
+                     .seq_tokens = in->envelope->seq_tokens,
+                     .logit_rows = in->envelope->logit_rows,
+                     .prompt_logit_rows = in->envelope->prompt_logit_rows,
+                     .blocks_per_seq = in->envelope->blocks_per_seq},
+        .block_tokens = in->block_tokens,
+        .kv_blocks = in->kv_blocks,
+        .kv_bytes_per_token = in->kv_bytes_per_token,
+        .vocabulary = in->vocabulary,
+        .parameters = in->parameters,
+        .kv_dtype = in->kv_dtype,
+        .threads = in->threads,
+        .line_count = (uint32_t)in->n_lines,
+        .lines = lines,
+    };
+    return STATUS_OK;
+}
+
+static const ProtobufCMessageDescriptor *control_descriptor(uint32_t kind) {
+    switch ((enum message_kind)kind) {
+    case MESSAGE_KIND_HELLO:
+        return &tare__hello__descriptor;
+    case MESSAGE_KIND_WELCOME:
+        return &tare__welcome__descriptor;
+    case MESSAGE_KIND_REFUSED:
+    case MESSAGE_KIND_GOODBYE:
+    case MESSAGE_KIND_SHUTDOWN:
+        return &tare__text__descriptor;
+    case MESSAGE_KIND_PROGRESS:
+        return &tare__progress__descriptor;
+    case MESSAGE_KIND_CAPACITY:
+        return &tare__capacity__descriptor;
+    case MESSAGE_KIND_HEARTBEAT:
+        return &tare__heartbeat__descriptor;
+    case MESSAGE_KIND_PLAN:
+    case MESSAGE_KIND_RESULT:
+    case MESSAGE_KIND_COUNT:
+        break;
+    }
+    return NULL;
+}
+
+enum status codec_control_decode(const struct message_header *header, const uint8_t *body,
+                                 struct arena *arena, struct control_message *out,
+                                 struct error *err) {
+    const ProtobufCMessageDescriptor *descriptor = control_descriptor(header->kind);
+    if (descriptor == NULL) {
+        return broken(err, "not a control message");
+    }
+    const ProtobufCMessage *in = unpack(descriptor, header, body, arena);
+    if (in == NULL) {
+        return broken(err, descriptor->short_name);
+    }
+    *out = (struct control_message){
+        .kind = (enum message_kind)header->kind,
+        .address = {header->group, header->epoch, header->seq},
+    };
+    if (descriptor == &tare__hello__descriptor) {
+        return hello_decode((const Tare__Hello *)in, out);
+    }
+    if (descriptor == &tare__capacity__descriptor) {
+        return capacity_decode((const Tare__Capacity *)in, arena, out, err);
+    }
+    if (descriptor == &tare__welcome__descriptor) {
+        const Tare__Welcome *welcome = (const Tare__Welcome *)in;
+        out->welcome = (struct message_welcome){welcome->epoch, welcome->rank, welcome->world,
+                                                welcome->lease_ms};
+    } else if (descriptor == &tare__text__descriptor) {
+        const Tare__Text *text = (const Tare__Text *)in;
+        out->text = (struct message_text){text->code, text->text};
+    } else if (descriptor == &tare__progress__descriptor) {
+        const Tare__Progress *progress = (const Tare__Progress *)in;
+        out->progress = (struct message_progress){progress->phase, progress->bytes_done,
+                                                  progress->bytes_total, progress->bytes_per_s};
+    } else {
+        const Tare__Heartbeat *heartbeat = (const Tare__Heartbeat *)in;
+        out->heartbeat = (struct message_heartbeat){
+            heartbeat->applied_seq, heartbeat->completed_seq, heartbeat->resident_bytes,
+            heartbeat->allocations_after_seal};
+    }
+    return STATUS_OK;
+}

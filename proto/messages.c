@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "proto/messages.h"
+
+static enum status range_error(struct error *err, const char *what, uint64_t value, uint64_t max) {
+    return error_set(err, STATUS_INVALID, "%s is %llu; the limit is %llu", what,
+                     (unsigned long long)value, (unsigned long long)max);
+}
+
+static enum status check_real(float value, float min, float max, const char *what,
+                              struct error *err) {
+    if (!(value >= min && value <= max)) {
+        return error_set(err, STATUS_INVALID, "%s is %g; it must lie in %g..%g", what,
+                         (double)value, (double)min, (double)max);
+    }
+    return STATUS_OK;
+}
+
+static enum status check_token(int32_t token, uint32_t vocabulary, const char *what,
+                               struct error *err) {
+    if (token < 0 || (uint32_t)token >= vocabulary) {
+        return error_set(err, STATUS_INVALID, "%s %d is outside the vocabulary of %u", what, token,
+                         vocabulary);
+    }
+    return STATUS_OK;
+}
+
+enum status sampling_validate(const struct sampling_params *s, uint32_t vocabulary,
+                              struct error *err) {
+    TRY(check_real(s->temperature, 0.0f, 100.0f, "temperature", err));
+    TRY(check_real(s->top_p, 0x1.0p-126f, 1.0f, "top_p", err));
+    TRY(check_real(s->min_p, 0.0f, 1.0f, "min_p", err));
+    TRY(check_real(s->repetition_penalty, 0x1.0p-126f, 10.0f, "repetition_penalty", err));
+    TRY(check_real(s->presence_penalty, -2.0f, 2.0f, "presence_penalty", err));
+    TRY(check_real(s->frequency_penalty, -2.0f, 2.0f, "frequency_penalty", err));
+    if (s->top_logprobs > BOUND_LOGPROBS) {
+        return range_error(err, "top_logprobs", s->top_logprobs, BOUND_LOGPROBS);
+    }
+    if (s->stream >= BOUND_CHOICES * BOUND_PROMPTS_PER_REQUEST) {
+        return range_error(err, "stream", s->stream, BOUND_CHOICES * BOUND_PROMPTS_PER_REQUEST - 1);
+    }
+    if (s->stop_token_count > BOUND_STOP_TOKENS) {
+        return range_error(err, "stop token count", s->stop_token_count, BOUND_STOP_TOKENS);
+    }
+    for (uint32_t i = 0; i < s->stop_token_count; i++) {
+        TRY(check_token(s->stop_tokens[i], vocabulary, "stop token", err));
+    }
+    if (s->bias_count > BOUND_LOGIT_BIAS) {
+        return range_error(err, "logit_bias count", s->bias_count, BOUND_LOGIT_BIAS);
+    }
+    for (uint32_t i = 0; i < s->bias_count; i++) {
+        TRY(check_token(s->bias[i].token, vocabulary, "logit_bias token", err));
+        TRY(check_real(s->bias[i].bias, -100.0f, 100.0f, "logit_bias", err));
+    }
+    return STATUS_OK;
+}
+
+static enum status check_slot(struct slot_ref ref, const struct plan_limits *limits,
+                              struct error *err) {
+    if (ref.slot >= limits->envelope.seqs) {
+        return range_error(err, "slot", ref.slot, (uint64_t)limits->envelope.seqs - 1);
+    }
+    return STATUS_OK;
+}
+
+static enum status check_blocks(const uint32_t *blocks, uint32_t count,
+                                const struct plan_limits *limits, struct error *err) {
+    if (count > limits->envelope.blocks_per_seq) {
+        return range_error(err, "block count", count, limits->envelope.blocks_per_seq);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (blocks[i] >= limits->kv_blocks) {
+            return range_error(err, "block id", blocks[i], (uint64_t)limits->kv_blocks - 1);
+        }
+    }
+    return STATUS_OK;
+}
+
+static enum status check_admit(const struct plan_admit *admit, const struct plan_limits *limits,
+                               struct error *err) {
+    TRY(check_slot(admit->ref, limits, err));
+    if (admit->prompt_tokens == 0) {
+        return error_set(err, STATUS_INVALID, "slot %u is admitted with an empty prompt",
+                         admit->ref.slot);
+    }
+    if (admit->len_max > limits->envelope.seq_tokens) {
+        return range_error(err, "len_max", admit->len_max, limits->envelope.seq_tokens);
+    }
+    if (admit->prompt_tokens > admit->len_max) {
+        return range_error(err, "prompt_tokens", admit->prompt_tokens, admit->len_max);
+    }
+    TRY(check_blocks(admit->blocks, admit->block_count, limits, err));
+    return sampling_validate(&admit->sampling, limits->vocabulary, err);
+}
+
+static enum status check_prefill(const struct plan_prefill *chunk, const struct plan_limits *limits,
+                                 struct error *err) {
+    TRY(check_slot(chunk->ref, limits, err));
+    if (chunk->token_count == 0) {
+        return error_set(err, STATUS_INVALID, "slot %u has an empty prompt chunk", chunk->ref.slot);
+    }
+    uint64_t end = (uint64_t)chunk->start_pos + chunk->token_count;
+    if (end > limits->envelope.seq_tokens) {
+        return range_error(err, "end of a prompt chunk", end, limits->envelope.seq_tokens);
+    }
+    for (uint32_t i = 0; i < chunk->token_count; i++) {
+        TRY(check_token(chunk->tokens[i], limits->vocabulary, "prompt token", err));
+    }
+    return STATUS_OK;
+}
+
+enum status plan_validate(const struct plan *plan, const struct plan_limits *limits,
+                          struct error *err) {
+    uint32_t seqs = limits->envelope.seqs;
+    const struct {
+        const char *name;
+        uint32_t count;
+    } lists[] = {{"admit count", plan->admit_count},
+                 {"update count", plan->update_count},
+                 {"retire count", plan->retire_count},
+                 {"prefill count", plan->prefill_count},
+                 {"decode rows", plan->decode_rows}};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        if (lists[i].count > seqs) {
+            return range_error(err, lists[i].name, lists[i].count, seqs);
+        }
+    }
+    for (uint32_t i = 0; i < plan->admit_count; i++) {
+        TRY(check_admit(&plan->admits[i], limits, err));
+    }
+    for (uint32_t i = 0; i < plan->update_count; i++) {
+        const struct plan_update *update = &plan->updates[i];
+        TRY(check_slot(update->ref, limits, err));
+        TRY(check_blocks(update->append_blocks, update->append_count, limits, err));
+        if (update->pause && update->resume) {
+            return error_set(err, STATUS_INVALID, "slot %u is paused and resumed at once",
+                             update->ref.slot);
+        }
+    }
+    for (uint32_t i = 0; i < plan->retire_count; i++) {
+        TRY(check_slot(plan->retires[i].ref, limits, err));
+    }
+    uint64_t rows = plan->decode_rows;
+    for (uint32_t i = 0; i < plan->prefill_count; i++) {
+        TRY(check_prefill(&plan->prefills[i], limits, err));
+        rows += plan->prefills[i].token_count;
+    }
+    if (rows > limits->envelope.tokens) {
+        return range_error(err, "rows of the step", rows, limits->envelope.tokens);
+    }
+    return STATUS_OK;
+}
+
+static enum status check_row(const struct result_row *row, const struct plan_limits *limits,
+                             struct error *err) {
+    TRY(check_slot(row->ref, limits, err));
+    TRY(check_token(row->token, limits->vocabulary, "token", err));
+    if (row->position >= limits->envelope.seq_tokens) {
+        return range_error(err, "position", row->position,
+                           (uint64_t)limits->envelope.seq_tokens - 1);
+    }
+    if (row->top_count > BOUND_LOGPROBS) {
+        return range_error(err, "alternatives", row->top_count, BOUND_LOGPROBS);
+    }
+    for (uint32_t i = 0; i < row->top_count; i++) {
+        TRY(check_token(row->top_tokens[i], limits->vocabulary, "alternative", err));
+    }
+    return STATUS_OK;
+}
+
+enum status result_validate(const struct step_result *result, const struct plan_limits *limits,
+                            struct error *err) {
+    uint64_t rows_max = (uint64_t)limits->envelope.seqs + limits->envelope.tokens;
+    if (result->row_count > rows_max) {
+        return range_error(err, "result rows", result->row_count, rows_max);
+    }
+    for (uint32_t i = 0; i < result->row_count; i++) {
+        TRY(check_row(&result->rows[i], limits, err));
+    }
+    return STATUS_OK;
+}
+
+enum status capacity_validate(const struct message_capacity *capacity, struct error *err) {
+    const struct envelope *e = &capacity->envelope;
+    const struct {
+        const char *name;
+        uint64_t value, min, max;
+    } fields[] = {
+        {"envelope tokens", e->tokens, 1, BOUND_STEP_TOKENS},
+        {"envelope sequences", e->seqs, 1, BOUND_SEQS},
+        {"envelope sequence tokens", e->seq_tokens, 1, BOUND_SEQ_TOKENS},
+        {"envelope logit rows", e->logit_rows, 1, BOUND_STEP_TOKENS},
+        {"envelope prompt logit rows", e->prompt_logit_rows, 0, BOUND_STEP_TOKENS},
+        {"block tokens", capacity->block_tokens, 1, BOUND_BLOCK_TOKENS},
+        {"KV blocks", capacity->kv_blocks, 1, BOUND_BLOCKS},
+        {"vocabulary", capacity->vocabulary, 1, BOUND_VOCABULARY_TOKENS},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        if (fields[i].value < fields[i].min || fields[i].value > fields[i].max) {
+            return error_set(err, STATUS_INVALID, "%s is %llu; it must lie in %llu..%llu",
+                             fields[i].name, (unsigned long long)fields[i].value,
+                             (unsigned long long)fields[i].min, (unsigned long long)fields[i].max);
+        }
+    }
+    uint64_t need = ((uint64_t)e->seq_tokens + capacity->block_tokens - 1) / capacity->block_tokens;
+    if (e->blocks_per_seq != need) {
+        return error_set(err, STATUS_INVALID, "blocks per sequence is %u, not %llu",
+                         e->blocks_per_seq, (unsigned long long)need);
+    }
+    return STATUS_OK;
+}
