@@ -4,6 +4,7 @@
 
 #include "common/status.h"
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 // Log lines on standard error: one event, one line, key=value pairs.

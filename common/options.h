@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef COMMON_OPTIONS_H
+#define COMMON_OPTIONS_H
+
+// The one table of options (see config.h), and the flags of other servers that people type.
+//
+//   Owns nothing.  Thread any.  Allocates never.  Fails never.
+
+#define OPTION_ALL_ (OPTION_PROGRAM_SERVE | OPTION_PROGRAM_CONTROLLER | OPTION_PROGRAM_WORKER)
+#define OPTION_SC_ (OPTION_PROGRAM_SERVE | OPTION_PROGRAM_CONTROLLER)
+#define OPTION_SW_ (OPTION_PROGRAM_SERVE | OPTION_PROGRAM_WORKER)
+#define OPTION_CW_ (OPTION_PROGRAM_CONTROLLER | OPTION_PROGRAM_WORKER)
+
+// id, name, kind, default (NULL: none), programs, help group, min, max, choices, help
+#define OPTION_TABLE(X)                                                                            \
+    X(MODEL, "model", STRING, NULL, OPTION_ALL_, "model", 0, 0, NULL,                              \
+      "GGUF file or Hugging Face directory (also the first word)")                                 \
+    X(SERVED_MODEL_NAME, "served-model-name", LIST, NULL, OPTION_SC_, "model", 0, 0, NULL,         \
+      "name or names clients use; the first appears in answers (default: from the file)")          \
+    X(MAX_MODEL_LEN, "max-model-len", INT, "-1", OPTION_ALL_, "model", -1, 1048576, NULL,          \
+      "longest sequence in tokens; -1 takes the model's own limit")                                \
+    X(SEED, "seed", INT, "0", OPTION_SC_, "model", 0, INT64_MAX, NULL,                             \
+      "seed of requests that bring none; 0 draws one per request")                                 \
+    X(CHAT_TEMPLATE, "chat-template", STRING, NULL, OPTION_SC_, "model", 0, 0, NULL,               \
+      "file with a chat template that replaces the model's own")                                   \
+    X(GENERATION_CONFIG, "generation-config", CHOICE, "auto", OPTION_SC_, "model", 0, 0,           \
+      "auto vllm", "auto: sampling defaults from generation_config.json; vllm: neutral defaults")  \
+    X(HOST, "host", STRING, "127.0.0.1", OPTION_SC_, "server", 0, 0, NULL, "address to listen on") \
+    X(PORT, "port", INT, "8000", OPTION_SC_, "server", 0, 65535, NULL,                             \
+      "port to listen on; 0 lets the system choose")                                               \
+    X(API_KEY, "api-key", LIST, NULL, OPTION_SC_, "server", 0, 0, NULL,                            \
+      "keys clients must present; repeatable")                                                     \
+    X(API_KEY_FILE, "api-key-file", STRING, NULL, OPTION_SC_, "server", 0, 0, NULL,                \
+      "file with one key per line, '#' comments, optional name: prefix")                           \
+    X(REQUIRE_AUTH, "require-auth", BOOL, "false", OPTION_SC_, "server", 0, 0, NULL,               \
+      "refuse to start without a key on a non-loopback address")                                   \
+    X(METRICS_REQUIRE_KEY, "metrics-require-key", BOOL, "false", OPTION_SC_, "server", 0, 0, NULL, \
+      "ask for the API key on /metrics too")                                                       \
+    X(METRICS_COMPAT, "metrics-compat", BOOL, "true", OPTION_SC_, "server", 0, 0, NULL,            \
+      "also export metrics under vLLM's names")                                                    \
+    X(ALLOWED_ORIGINS, "allowed-origins", LIST, NULL, OPTION_SC_, "server", 0, 0, NULL,            \
+      "origins that browsers may call from; '*' for any")                                          \
+    X(ALLOW_CREDENTIALS, "allow-credentials", BOOL, "false", OPTION_SC_, "server", 0, 0, NULL,     \
+      "answer Access-Control-Allow-Credentials: true")                                             \
+    X(MAX_CONNECTIONS, "max-connections", INT, "4096", OPTION_SC_, "server", 1, 4096, NULL,        \
+      "open client connections; more are answered 503")                                            \
+    X(SSE_KEEPALIVE, "sse-keepalive", INT, "15", OPTION_SC_, "server", 0, 3600, NULL,              \
+      "seconds of silence before an event stream gets two newlines; 0 = off")                      \
+    X(MAX_LOGPROBS, "max-logprobs", INT, "20", OPTION_SC_, "server", 0, 20, NULL,                  \
+      "most alternatives per position a request may ask for")                                      \
+    X(STRICT_MAX_TOKENS, "strict-max-tokens", BOOL, "false", OPTION_SC_, "server", 0, 0, NULL,     \
+      "refuse prompt + max_tokens above the context instead of lowering max_tokens")               \
+    X(ANY_MODEL_NAME, "any-model-name", BOOL, "false", OPTION_SC_, "server", 0, 0, NULL,           \
+      "answer requests for any model name")                                                        \
+    X(SERVER_HEADER, "server-header", BOOL, "true", OPTION_SC_, "server", 0, 0, NULL,              \
+      "send 'server: tare/VERSION'")                                                               \
+    X(SHUTDOWN_TIMEOUT, "shutdown-timeout", INT, "30", OPTION_SC_, "server", 0, 86400, NULL,       \
+      "seconds running requests get after SIGTERM before they are ended")                          \
+    X(MAX_NUM_SEQS, "max-num-seqs", INT, "256", OPTION_ALL_, "scheduler", 1, 1024, NULL,           \
+      "sequences that run at once")                                                                \
+    X(MAX_NUM_QUEUED, "max-num-queued-reqs", INT, "1024", OPTION_SC_, "scheduler", 0, 4096, NULL,  \
+      "sequences that wait; more are answered 429")                                                \
+    X(MAX_NUM_BATCHED_TOKENS, "max-num-batched-tokens", INT, "512", OPTION_ALL_, "scheduler", 1,   \
+      65536, NULL, "rows of one step: prompt tokens and decoding sequences together")              \
+    X(ENABLE_PREFIX_CACHING, "enable-prefix-caching", BOOL, "false", OPTION_ALL_, "scheduler", 0,  \
+      0, NULL, "reuse the KV of equal prompt beginnings (not in this version: stays off)")         \
+    X(DEVICE, "device", STRING, "cpu", OPTION_SW_, "memory", 0, 0, NULL, "cpu")                    \
+    X(DEVICE_MEMORY, "device-memory", INT, "0", OPTION_SW_, "memory", 0, INT64_MAX, NULL,          \
+      "bytes the cpu device may use; 0: what the model needs plus 512 MiB of KV")                  \
+    X(GPU_MEMORY_UTILIZATION, "gpu-memory-utilization", REAL, "0.92", OPTION_SW_, "memory", 0.01,  \
+      1.0, NULL, "share of the device's memory that may be used")                                  \
+    X(KV_CACHE_MEMORY_BYTES, "kv-cache-memory-bytes", INT, "0", OPTION_SW_, "memory", 0,           \
+      INT64_MAX, NULL, "bytes of KV cache; overrides the share; 0: what is left")                  \
+    X(KV_CACHE_DTYPE, "kv-cache-dtype", CHOICE, "auto", OPTION_SW_, "memory", 0, 0,                \
+      "auto float16 float32", "element type of the KV cache; auto is float16")                     \
+    X(BLOCK_SIZE, "block-size", INT, "32", OPTION_SW_, "memory", 16, 256, NULL,                    \
+      "tokens per KV block: 16, 32, 64, 128 or 256")                                               \
+    X(THREADS, "threads", INT, "0", OPTION_SW_, "memory", 0, 256, NULL,                            \
+      "compute threads of the cpu device; 0: one per core")                                        \
+    X(CPU_ISA, "cpu-isa", CHOICE, "auto", OPTION_SW_, "memory", 0, 0, "auto scalar avx2 avx512",   \
+      "instruction set of the cpu kernels; auto takes the best this machine has")                  \
+    X(CONFIG, "config", STRING, NULL, OPTION_ALL_, "general", 0, 0, NULL,                          \
+      "YAML file of long option names")                                                            \
+    X(CHECK, "check", BOOL, "false", OPTION_PROGRAM_SERVE, "general", 0, 0, NULL,                  \
+      "validate flags and files, then exit")                                                       \
+    X(PRINT_CONFIG, "print-config", BOOL, "false", OPTION_ALL_, "general", 0, 0, NULL,             \
+      "print every option, its value and where it came from, then exit")                           \
+    X(LOG_LEVEL, "log-level", CHOICE, "info", OPTION_ALL_, "general", 0, 0,                        \
+      "error warn info debug trace", "least severe lines that are written")                        \
+    X(LOG_FORMAT, "log-format", CHOICE, "auto", OPTION_ALL_, "general", 0, 0,                      \
+      "auto text logfmt json", "form of log lines; auto: text on a terminal, logfmt otherwise")    \
+    X(ACCESS_LOG, "access-log", BOOL, "true", OPTION_SC_, "general", 0, 0, NULL,                   \
+      "one line per request")                                                                      \
+    X(COLOR, "color", CHOICE, "auto", OPTION_PROGRAM_SERVE, "general", 0, 0, "auto always never",  \
+      "colour on the terminal")                                                                    \
+    X(QUIET, "quiet", BOOL, "false", OPTION_PROGRAM_SERVE, "general", 0, 0, NULL,                  \
+      "print only the ready line")                                                                 \
+    X(RUN_DIR, "run-dir", STRING, NULL, OPTION_ALL_, "daemons", 0, 0, NULL,                        \
+      "directory for sockets, mode 0700 (default: a fresh one under /tmp or $XDG_RUNTIME_DIR)")    \
+    X(CONTROLLER, "controller", STRING, NULL, OPTION_PROGRAM_WORKER, "daemons", 0, 0, NULL,        \
+      "controller to join: ipc:///path/of/its/run-dir")                                            \
+    X(WORKER_ID, "worker-id", STRING, "worker-0", OPTION_PROGRAM_WORKER, "daemons", 0, 0, NULL,    \
+      "name of this worker in logs and metrics")
+
+// Flags of vLLM, SGLang and llama.cpp that people type and that are not options here.
+// name, takes a value, treatment: NOTE (accepted, no effect) or REFUSE or ALIAS (value: ours), text
+#define FOREIGN_FLAG_TABLE(X)                                                                      \
+    X("trust-remote-code", false, NOTE, "no remote code exists here")                              \
+    X("enable-chunked-prefill", false, NOTE, "prompts are always cut into chunks")                 \
+    X("no-enable-chunked-prefill", false, REFUSE, "prompts are always cut into chunks")            \
+    X("async-scheduling", false, NOTE, "the scheduler never waits for clients")                    \
+    X("enable-request-id-headers", false, NOTE, "x-request-id is always sent")                     \
+    X("disable-log-requests", false, NOTE, "requests are logged without their text")               \
+    X("disable-log-stats", false, NOTE, "there is no periodic line yet")                           \
+    X("enable-auto-tool-choice", false, NOTE, "tool calls are not built yet")                      \
+    X("tool-call-parser", true, NOTE, "tool calls are not built yet")                              \
+    X("reasoning-parser", true, NOTE, "reasoning is returned as part of the text")                 \
+    X("enforce-eager", false, NOTE, "the cpu device runs without graphs")                          \
+    X("compilation-config", true, NOTE, "there is no compiler to configure")                       \
+    X("attention-backend", true, NOTE, "kernels are chosen by the device")                         \
+    X("load-format", true, NOTE, "the format is recognised from the file")                         \
+    X("tokenizer-mode", true, NOTE, "there is one tokenizer")                                      \
+    X("swap-space", true, NOTE, "nothing is swapped: accepted requests keep their KV")             \
+    X("language-model-only", false, NOTE, "only language models are served")                       \
+    X("enable-metrics", false, NOTE, "metrics are always on")                                      \
+    X("jinja", false, NOTE, "chat templates are always interpreted")                               \
+    X("ngl", true, NOTE, "there is no GPU offload on the cpu device")                              \
+    X("gpu-layers", true, NOTE, "there is no GPU offload on the cpu device")                       \
+    X("flash-attn", true, NOTE, "attention is always tiled")                                       \
+    X("tensor-parallel-size", true, REFUSE, "one rank per group in this version")                  \
+    X("pipeline-parallel-size", true, REFUSE, "not built: use one worker")                         \
+    X("data-parallel-size", true, REFUSE, "one group in this version")                             \
+    X("enable-expert-parallel", false, REFUSE, "no mixture-of-experts family in this version")     \
+    X("quantization", true, REFUSE, "the type is taken from the file: leave the flag out")         \
+    X("dtype", true, REFUSE, "weights keep the type of the file: leave the flag out")              \
+    X("speculative-config", true, REFUSE, "speculative decoding is not built")                     \
+    X("enable-lora", false, REFUSE, "adapters are not built")                                      \
+    X("lora-modules", true, REFUSE, "adapters are not built")                                      \
+    X("kv-transfer-config", true, REFUSE, "roles of groups come with disaggregation")              \
+    X("cpu-offload-gb", true, REFUSE, "not built: weights must fit the device")                    \
+    X("ssl-keyfile", true, REFUSE, "put a TLS proxy in front")                                     \
+    X("ssl-certfile", true, REFUSE, "put a TLS proxy in front")                                    \
+    X("api-server-count", true, REFUSE, "one controller process serves all clients")               \
+    X("hf-overrides", true, REFUSE, "edit config.json instead")                                    \
+    X("tokenizer", true, REFUSE, "the tokenizer is taken from the model")                          \
+    X("scheduling-policy", true, REFUSE, "first come, first served in this version")               \
+    X("uds", true, REFUSE, "listen on --host and --port")                                          \
+    X("mmap", false, NOTE, "files are always mapped, then released")                               \
+    X("no-mmap", false, REFUSE, "files are always mapped, then released")                          \
+    X("model-path", true, ALIAS, "model")                                                          \
+    X("context-length", true, ALIAS, "max-model-len")                                              \
+    X("ctx-size", true, ALIAS, "max-model-len")                                                    \
+    X("max-running-requests", true, ALIAS, "max-num-seqs")                                         \
+    X("parallel", true, ALIAS, "max-num-seqs")                                                     \
+    X("chunked-prefill-size", true, ALIAS, "max-num-batched-tokens")                               \
+    X("kv-cache-memory", true, ALIAS, "kv-cache-memory-bytes")                                     \
+    X("alias", true, ALIAS, "served-model-name")                                                   \
+    X("chat-template-file", true, ALIAS, "chat-template")                                          \
+    X("cors-origins", true, ALIAS, "allowed-origins")                                              \
+    X("mem-fraction-static", true, ALIAS, "gpu-memory-utilization")                                \
+    X("disable-radix-cache", false, NOTE, "prefix caching is off in this version")                 \
+    X("disable-uvicorn-access-log", false, ALIAS, "no-access-log")
+
+#endif
