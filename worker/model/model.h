@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef WORKER_MODEL_MODEL_H
+#define WORKER_MODEL_MODEL_H
+
+#include "common/status.h"
+#include "kernels/ops.h"
+#include "worker/model/model_config.h"
+#include "worker/model/reader.h"
+#include "worker/weights/weights.h"
+#include <stdint.h>
+
+// A model: its configuration, where each weight lies in device memory, and its forward function.
+//
+// The idea: a family lists its weights once (name in either container, shape, where the pointer
+// goes) and writes its layers once, as calls on a reader. Everything else — sizes, offsets,
+// packing, binding, planning — is the same for all families and follows from that list.
+//
+//   Owns       its tables; weights lie in memory that the caller gives to model_bind.
+//   Thread     one at a time; immutable after load.
+//   Allocates  in model_create.
+//   Fails      NOT_FOUND, CORRUPT or UNSUPPORTED naming the tensor.
+
+struct model;
+
+// What one step computes, beside the batch itself.
+struct forward_step {
+    const struct op_step *step;
+    const struct op_kv_layout *kv;
+    uint32_t logit_count;                 // rows projected to the vocabulary
+    const uint32_t *logit_row;            // [logit_count] which row of the step feeds each
+    struct op_sample_row *sample_rows;    // [logit_count]
+    uint32_t logit_tile;                  // rows per pass over the output matrix, >= 1
+};
+
+typedef void (*model_forward_fn)(const struct model *model, struct reader *reader,
+                                 const struct forward_step *step);
+
+// ---- life cycle --------------------------------------------------------------------------------
+
+// Reads the configuration, finds the family, checks every tensor's presence, type and shape, and
+// lays the packed weights out. `position_count`: positions the rotary table must cover. Keeps
+// `ops`.
+enum status model_create(const struct weights *weights, const struct ops *ops,
+                         uint32_t position_count, struct model **out, struct error *err) MUST_USE;
+void model_destroy(struct model *model);
+
+const struct model_config *model_config(const struct model *model);
+size_t model_bytes(const struct model *model);             // packed weights, norms, rotary table
+uint64_t model_parameters(const struct model *model);      // as published totals count them
+uint64_t model_source_bytes(const struct model *model);    // file bytes of the tensors used
+
+// Points every weight into `memory` (model_bytes long, 64-byte aligned), loaded or to be loaded.
+void model_bind(struct model *model, void *memory);
+
+// Packs the file's tensors into the bound memory, in file order of the list, giving back file pages
+// as it goes. `progress` (may be NULL) is called after each tensor.
+typedef void (*model_progress_fn)(void *ctx, uint64_t bytes_done, uint64_t bytes_total);
+void model_load(struct model *model, const struct weights *weights, const struct op_ctx *ctx,
+                model_progress_fn progress, void *progress_ctx);
+
+// Runs or measures one step, depending on the reader.
+void model_forward(const struct model *model, struct reader *reader,
+                   const struct forward_step *step);
+
+// KV layout of one block over all layers, without the pool: dtype and block size are the caller's.
+void model_kv_layout(const struct model *model, enum dtype dtype, uint32_t block_tokens,
+                     struct op_kv_layout *out);
+
+// ---- for families ------------------------------------------------------------------------------
+
+struct model_layer {
+    const float *attn_norm;    // [hidden]
+    const float *ffn_norm;     // [hidden]
+    const float *q_norm;       // [head_dim], NULL where the family has none
+    const float *k_norm;
+    struct op_weight q, k, v, o;
+    struct op_weight gate, up, down;
+};
+
+struct model_family {
+    const char *arch;    // as in general.architecture and model_type
+    bool qk_norm;
+    model_forward_fn forward;
+};
+
+struct model_view {    // what a forward function reads
+    const struct model_config *config;
+    const struct model_family *family;
+    const struct model_layer *layers;    // [layer_count]
+    const struct op_weight *embed;       // [vocabulary, hidden]
+    const struct op_weight *output;      // the same matrix when tied
+    const float *output_norm;            // [hidden]
+    const float *rope_cos_sin;           // [positions, head_dim]
+};
+const struct model_view *model_view(const struct model *model);
+
+// Dense pre-norm decoder with grouped-query attention: llama, qwen3 (models.md 1.7, 2.3, 3.3).
+void model_dense_forward(const struct model *model, struct reader *reader,
+                         const struct forward_step *step);
+
+#endif

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/invariant.h"
+#include "worker/model/model.h"
+#include <math.h>
+
+// The dense decoder of models.md 1.7: x += Wo attention(norm1(x)); x += Wd swiglu(norm2(x)).
+// Six operations a layer; norms and the gate are folded into the products that read them.
+
+struct dense_buffers {
+    float *x;                // [rows, hidden] residual stream
+    float *q, *k, *v, *a;    // [rows, heads * head_dim]
+    float *gate, *up;        // [rows, inter]
+};
+
+static void attention_block(const struct model_view *m, struct reader *reader,
+                            const struct forward_step *step, uint32_t layer,
+                            const struct dense_buffers *b) {
+    const struct model_config *c = m->config;
+    const struct model_layer *w = &m->layers[layer];
+    uint32_t rows = step->step->row_count;
+    uint32_t q_width = c->q_head_count * c->head_dim;
+    uint32_t kv_width = c->kv_head_count * c->head_dim;
+    reader_matmul(reader, &(struct op_matmul_args){
+                              .input = OP_INPUT_RMS_NORM,
+                              .x = b->x,
+                              .x_stride = c->hidden,
+                              .row_count = rows,
+                              .norm_weight = w->attn_norm,
+                              .norm_eps = c->rms_eps,
+                              .weight_count = 3,
+                              .weight = {&w->q, &w->k, &w->v},
+                              .y = {b->q, b->k, b->v},
+                              .y_stride = {q_width, kv_width, kv_width},
+                          });
+    reader_rope_append(reader, &(struct op_rope_append_args){
+                                   .step = step->step,
+                                   .kv = step->kv,
+                                   .layer = layer,
+                                   .q = b->q,
+                                   .k = b->k,
+                                   .v = b->v,
+                                   .q_head_count = c->q_head_count,
+                                   .pairing = c->rope.pairing,
+                                   .rope_cos_sin = m->rope_cos_sin,
+                                   .q_norm = w->q_norm,
+                                   .k_norm = w->k_norm,
+                                   .norm_eps = c->rms_eps,
+                               });
+    reader_attention(reader, &(struct op_attention_args){
+                                 .step = step->step,
+                                 .kv = step->kv,
+                                 .layer = layer,
+                                 .q = b->q,
+                                 .y = b->a,
+                                 .q_head_count = c->q_head_count,
+                                 .scale = 1.0f / sqrtf((float)c->head_dim),
+                             });
+    reader_matmul(reader, &(struct op_matmul_args){
+                              .input = OP_INPUT_PLAIN,
+                              .x = b->a,
+                              .x_stride = q_width,
+                              .row_count = rows,
+                              .weight_count = 1,
+                              .weight = {&w->o},
+                              .y = {b->x},
+                              .y_stride = {c->hidden},
+                              .accumulate = true,
+                          });
+}
+
+static void mlp_block(const struct model_view *m, struct reader *reader, uint32_t rows,
+                      uint32_t layer, const struct dense_buffers *b) {
+    const struct model_config *c = m->config;
+    const struct model_layer *w = &m->layers[layer];
+    reader_matmul(reader, &(struct op_matmul_args){
+                              .input = OP_INPUT_RMS_NORM,
+                              .x = b->x,
+                              .x_stride = c->hidden,
+                              .row_count = rows,
+                              .norm_weight = w->ffn_norm,
+                              .norm_eps = c->rms_eps,
+                              .weight_count = 2,
+                              .weight = {&w->gate, &w->up},
+                              .y = {b->gate, b->up},
+                              .y_stride = {c->inter, c->inter},
+                          });
+    reader_matmul(reader, &(struct op_matmul_args){
+                              .input = OP_INPUT_SILU_MUL,
+                              .x = b->gate,
+                              .x2 = b->up,
+                              .x_stride = c->inter,
+                              .row_count = rows,
+                              .weight_count = 1,
+                              .weight = {&w->down},
+                              .y = {b->x},
+                              .y_stride = {c->hidden},
+                              .accumulate = true,
+                          });
+}
+
+// Logits and sampling, a tile of rows at a time, so that the logits never need more than one tile.
+static void output_block(const struct model_view *m, struct reader *reader,
+                         const struct forward_step *step, const float *x) {
+    const struct model_config *c = m->config;
+    if (step->logit_count == 0) {
+        return;
+    }
+    INVARIANT(step->logit_tile > 0);
+    uint32_t tile_max = step->logit_count < step->logit_tile ? step->logit_count : step->logit_tile;
+    float *logits = reader_take_f32(reader, (size_t)tile_max * c->vocabulary);
+    for (uint32_t done = 0; done < step->logit_count; done += tile_max) {
+        uint32_t left = step->logit_count - done;
+        uint32_t rows = left < tile_max ? left : tile_max;
+        reader_matmul(reader, &(struct op_matmul_args){
+                                  .input = OP_INPUT_RMS_NORM,
+                                  .x = x,
+                                  .x_stride = c->hidden,
+                                  .row_index = step->logit_row + done,
+                                  .row_count = rows,
+                                  .norm_weight = m->output_norm,
+                                  .norm_eps = c->rms_eps,
+                                  .weight_count = 1,
+                                  .weight = {m->output},
+                                  .y = {logits},
+                                  .y_stride = {c->vocabulary},
+                              });
+        reader_sample(reader,
+                      &(struct op_sample_args){.rows = step->sample_rows + done,
+                                               .row_count = rows,
+                                               .vocabulary = c->vocabulary},
+                      logits);
+    }
+    reader_drop(reader, logits);
+}
+
+void model_dense_forward(const struct model *model, struct reader *reader,
+                         const struct forward_step *step) {
+    const struct model_view *m = model_view(model);
+    const struct model_config *c = m->config;
+    size_t rows = step->step->row_count;
+    size_t q_width = (size_t)c->q_head_count * c->head_dim;
+    size_t kv_width = (size_t)c->kv_head_count * c->head_dim;
+    struct dense_buffers b = {.x = reader_take_f32(reader, rows * c->hidden)};
+    reader_embed(reader, &(struct op_embed_args){step->step, m->embed, b.x});
+    for (uint32_t layer = 0; layer < c->layer_count; layer++) {
+        b.q = reader_take_f32(reader, rows * q_width);
+        b.k = reader_take_f32(reader, rows * kv_width);
+        b.v = reader_take_f32(reader, rows * kv_width);
+        b.a = reader_take_f32(reader, rows * q_width);
+        attention_block(m, reader, step, layer, &b);
+        reader_drop(reader, b.a);
+        reader_drop(reader, b.v);
+        reader_drop(reader, b.k);
+        reader_drop(reader, b.q);
+        b.gate = reader_take_f32(reader, rows * c->inter);
+        b.up = reader_take_f32(reader, rows * c->inter);
+        mlp_block(m, reader, (uint32_t)rows, layer, &b);
+        reader_drop(reader, b.up);
+        reader_drop(reader, b.gate);
+    }
+    output_block(m, reader, step, b.x);
+    reader_drop(reader, b.x);
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/model/reader.h"
+
+#include "common/invariant.h"
+#include <string.h>
+
+// Under measure, addresses are offsets from here; they are compared and subtracted, never read.
+static const uintptr_t MEASURE_BASE = (uintptr_t)1 << 30;
+
+static void init(struct reader *reader, const struct ops *ops, const struct op_ctx *ctx) {
+    memset(reader, 0, sizeof *reader);
+    reader->ops = ops;
+    reader->ctx = ctx;
+}
+
+void reader_init_measure(struct reader *reader, const struct ops *ops, const struct op_ctx *ctx) {
+    init(reader, ops, ctx);
+    reader->arena_bytes = SIZE_MAX;
+}
+
+void reader_init_run(struct reader *reader, const struct ops *ops, const struct op_ctx *ctx,
+                     uint8_t *arena, size_t arena_bytes) {
+    INVARIANT((uintptr_t)arena % READER_ALIGNMENT == 0);
+    init(reader, ops, ctx);
+    reader->executes = true;
+    reader->arena = arena;
+    reader->arena_bytes = arena_bytes;
+}
+
+size_t reader_peak_bytes(const struct reader *reader) {
+    return reader->peak_bytes;
+}
+
+static uintptr_t base_of(const struct reader *reader) {
+    return reader->executes ? (uintptr_t)reader->arena : MEASURE_BASE;
+}
+
+void *reader_take(struct reader *reader, size_t bytes) {
+    INVARIANT(reader->live_count < READER_LIVE_MAX);
+    size_t need = (bytes + READER_ALIGNMENT - 1) & ~(size_t)(READER_ALIGNMENT - 1);
+    if (need == 0) {
+        need = READER_ALIGNMENT;
+    }
+    // Lowest gap that fits: before, between or after the live ranges.
+    size_t begin = 0;
+    uint32_t at = 0;
+    while (at < reader->live_count && reader->live[at].begin - begin < need) {
+        begin = reader->live[at].end;
+        at++;
+    }
+    INVARIANT(need <= reader->arena_bytes);
+    INVARIANT(begin <= reader->arena_bytes - need);
+    memmove(&reader->live[at + 1], &reader->live[at],
+            (reader->live_count - at) * sizeof reader->live[0]);
+    reader->live[at] = (struct reader_range){begin, begin + need};
+    reader->live_count++;
+    if (begin + need > reader->peak_bytes) {
+        reader->peak_bytes = begin + need;
+    }
+    return (void *)(base_of(reader) + begin);
+}
+
+float *reader_take_f32(struct reader *reader, size_t count) {
+    INVARIANT(count <= SIZE_MAX / sizeof(float));
+    return reader_take(reader, count * sizeof(float));
+}
+
+void reader_drop(struct reader *reader, const void *memory) {
+    size_t begin = (uintptr_t)memory - base_of(reader);
+    for (uint32_t i = 0; i < reader->live_count; i++) {
+        if (reader->live[i].begin == begin) {
+            reader->live_count--;
+            memmove(&reader->live[i], &reader->live[i + 1],
+                    (reader->live_count - i) * sizeof reader->live[0]);
+            return;
+        }
+    }
+    UNREACHABLE();
+}
+
+// The context with this operation's scratch, taken for as long as the operation runs.
+static struct op_ctx with_scratch(struct reader *reader, size_t bytes) {
+    struct op_ctx ctx = *reader->ctx;
+    ctx.scratch = reader_take(reader, bytes);
+    ctx.scratch_bytes = bytes;
+    return ctx;
+}
+
+void reader_embed(struct reader *reader, const struct op_embed_args *args) {
+    if (reader->executes) {
+        reader->ops->embed(reader->ctx, args);
+    }
+}
+
+void reader_matmul(struct reader *reader, const struct op_matmul_args *args) {
+    struct op_ctx ctx = with_scratch(reader, reader->ops->matmul_scratch(reader->ctx, args));
+    if (reader->executes) {
+        reader->ops->matmul(&ctx, args);
+    }
+    reader_drop(reader, ctx.scratch);
+}
+
+void reader_rope_append(struct reader *reader, const struct op_rope_append_args *args) {
+    if (reader->executes) {
+        reader->ops->rope_append(reader->ctx, args);
+    }
+}
+
+void reader_attention(struct reader *reader, const struct op_attention_args *args) {
+    struct op_ctx ctx = with_scratch(reader, reader->ops->attention_scratch(reader->ctx, args));
+    if (reader->executes) {
+        reader->ops->attention(&ctx, args);
+    }
+    reader_drop(reader, ctx.scratch);
+}
+
+void reader_sample(struct reader *reader, const struct op_sample_args *args, const float *logits) {
+    struct op_ctx ctx = with_scratch(reader, reader->ops->sample_scratch(reader->ctx, args));
+    if (reader->executes) {
+        for (uint32_t i = 0; i < args->row_count; i++) {
+            args->rows[i].logits = logits + (size_t)i * args->vocabulary;
+        }
+        reader->ops->sample(&ctx, args);
+    }
+    reader_drop(reader, ctx.scratch);
+}

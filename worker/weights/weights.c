@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/weights/weights.h"
+
+#include "common/bounds.h"
+#include "common/buf.h"
+#include "common/hash.h"
+#include "common/memory.h"
+#include "worker/weights/safetensors.h"
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { FILES_MAX = 1024, PATH_BYTES = 4096, JSON_FILE_BYTES_MAX = 64 * 1024 * 1024 };
+
+struct mapped_file {
+    char *path;
+    uint8_t *bytes;    // NULL for an empty file
+    uint64_t byte_count;
+    uint64_t mtime_ns;
+    struct safetensors *safetensors;    // NULL in a GGUF model
+};
+
+struct weights {
+    enum weights_container container;
+    struct mapped_file files[FILES_MAX];
+    uint32_t file_count;
+    struct gguf *gguf;
+    struct json_doc *config;
+    struct json_doc *index;    // weight_map of a sharded model
+    char digest[17];
+};
+
+// ---- files -------------------------------------------------------------------------------------
+
+static enum status map_file(const char *path, struct mapped_file *out, struct error *err) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return error_set_os(err, STATUS_NOT_FOUND, "'%s' cannot be opened", path);
+    }
+    struct stat info;
+    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+        close(fd);
+        return error_set(err, STATUS_NOT_FOUND, "'%s' is not a regular file", path);
+    }
+    out->byte_count = (uint64_t)info.st_size;
+    out->mtime_ns = (uint64_t)info.st_mtim.tv_sec * 1000000000u + (uint64_t)info.st_mtim.tv_nsec;
+    if (out->byte_count > 0) {
+        void *bytes = mmap(NULL, out->byte_count, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (bytes == MAP_FAILED) {
+            close(fd);
+            return error_set_os(err, STATUS_IO, "'%s' cannot be mapped", path);
+        }
+        out->bytes = bytes;
+        madvise(bytes, out->byte_count, MADV_SEQUENTIAL);
+    }
+    close(fd);
+    out->path = memory_strdup(path);
+    return out->path == NULL ? error_set(err, STATUS_EXHAUSTED, "no memory for a path") : STATUS_OK;
+}
+
+static void unmap_file(struct mapped_file *file) {
+    safetensors_destroy(file->safetensors);
+    if (file->bytes != NULL) {
+        munmap(file->bytes, file->byte_count);
+    }
+    memory_free(file->path);
+    memset(file, 0, sizeof *file);
+}
+
+static enum status read_json(const char *path, struct json_doc **out, struct error *err) {
+    struct mapped_file file = {0};
+    enum status status = map_file(path, &file, err);
+    if (status == STATUS_OK && file.byte_count > JSON_FILE_BYTES_MAX) {
+        status = error_set(err, STATUS_CORRUPT, "'%s' has %llu bytes; the limit is %d", path,
+                           (unsigned long long)file.byte_count, JSON_FILE_BYTES_MAX);
+    }
+    if (status == STATUS_OK) {
+        status = json_parse(file.bytes == NULL ? "" : (const char *)file.bytes, file.byte_count,
+                            out, err);
+        if (status != STATUS_OK) {
+            error_context(err, "'%s'", path);
+        }
+    }
+    unmap_file(&file);
+    return status;
+}
+
+static enum status add_file(struct weights *weights, const char *path, struct error *err) {
+    if (weights->file_count == FILES_MAX) {
+        return error_set(err, STATUS_UNSUPPORTED, "more than %d weight files", FILES_MAX);
+    }
+    struct mapped_file *file = &weights->files[weights->file_count];
+    enum status status = map_file(path, file, err);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    weights->file_count++;
+    return STATUS_OK;
+}
+
+// ---- containers --------------------------------------------------------------------------------
+
+static enum status open_gguf(struct weights *weights, const char *path, struct error *err) {
+    weights->container = WEIGHTS_CONTAINER_GGUF;
+    TRY(add_file(weights, path, err));
+    const struct mapped_file *file = &weights->files[0];
+    enum status status = gguf_parse(file->bytes == NULL ? (const uint8_t *)"" : file->bytes,
+                                    file->byte_count, &weights->gguf, err);
+    if (status != STATUS_OK) {
+        error_context(err, "'%s'", path);
+        return status;
+    }
+    uint64_t split_count = 1;
+    bool found = false;
+    TRY(gguf_get_u64(weights->gguf, "split.count", &split_count, &found, err));
+    if (split_count > 1) {
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "'%s' is one of %llu split files; merge them into one first", path,
+                         (unsigned long long)split_count);
+    }
+    return STATUS_OK;
+}
+
+static enum status add_safetensors(struct weights *weights, const char *directory, const char *name,
+                                   struct error *err) {
+    if (strchr(name, '/') != NULL || strcmp(name, "..") == 0) {
+        return error_set(err, STATUS_CORRUPT,
+                         "weight file name '%.200s' in the index is no plain file name", name);
+    }
+    char path[PATH_BYTES];
+    int length = snprintf(path, sizeof path, "%s/%s", directory, name);
+    if (length < 0 || (size_t)length >= sizeof path) {
+        return error_set(err, STATUS_INVALID, "path of '%.200s' is too long", name);
+    }
+    for (uint32_t i = 0; i < weights->file_count; i++) {
+        if (strcmp(weights->files[i].path, path) == 0) {
+            return STATUS_OK;
+        }
+    }
+    TRY(add_file(weights, path, err));
+    struct mapped_file *file = &weights->files[weights->file_count - 1];
+    enum status status = safetensors_parse(file->bytes == NULL ? (const uint8_t *)"" : file->bytes,
+                                           file->byte_count, &file->safetensors, err);
+    if (status != STATUS_OK) {
+        error_context(err, "'%s'", path);
+    }
+    return status;
+}
+
+static enum status open_index(struct weights *weights, const char *directory, const char *path,
+                              struct error *err) {
+    TRY(read_json(path, &weights->index, err));
+    const struct json *map = json_get(json_root(weights->index), "weight_map");
+    if (json_kind(map) != JSON_KIND_OBJECT) {
+        return error_set(err, STATUS_CORRUPT, "'%s' has no object 'weight_map'", path);
+    }
+    for (void *it = json_iter(map); it != NULL; it = json_iter_next(map, it)) {
+        const char *name = json_text(json_iter_value(it), NULL);
+        if (name == NULL) {
+            return error_set(err, STATUS_CORRUPT, "'%s': the file of '%.200s' is no string", path,
+                             json_iter_key(it, NULL));
+        }
+        TRY(add_safetensors(weights, directory, name, err));
+    }
+    return STATUS_OK;
+}
+
+static enum status open_directory(struct weights *weights, const char *path, struct error *err) {
+    weights->container = WEIGHTS_CONTAINER_SAFETENSORS;
+    char name[PATH_BYTES];
+    snprintf(name, sizeof name, "%.4000s/config.json", path);
+    TRY(read_json(name, &weights->config, err));
+    snprintf(name, sizeof name, "%.4000s/model.safetensors.index.json", path);
+    if (access(name, F_OK) == 0) {
+        return open_index(weights, path, name, err);
+    }
+    return add_safetensors(weights, path, "model.safetensors", err);
+}
+
+static void compute_digest(struct weights *weights) {
+    uint64_t digest = 0;
+    for (uint32_t i = 0; i < weights->file_count; i++) {
+        const struct mapped_file *file = &weights->files[i];
+        // Headers lie at the front; the data itself is covered by size and modification time.
+        uint64_t head = file->byte_count < 1024 * 1024 ? file->byte_count : 1024 * 1024;
+        uint64_t parts[3] = {file->byte_count, file->mtime_ns,
+                             file->bytes == NULL ? 0 : hash_bytes(file->bytes, head)};
+        digest = hash_u64(digest ^ hash_bytes(parts, sizeof parts));
+    }
+    snprintf(weights->digest, sizeof weights->digest, "%016llx", (unsigned long long)digest);
+}
+
+enum status weights_open(const char *path, struct weights **out, struct error *err) {
+    struct stat info;
+    if (stat(path, &info) != 0) {
+        error_hint(err, "give a GGUF file or a directory with config.json and safetensors");
+        return error_set_os(err, STATUS_NOT_FOUND, "model '%s' cannot be opened", path);
+    }
+    struct weights *weights = memory_zalloc(sizeof *weights);
+    if (weights == NULL) {
+        return error_set(err, STATUS_EXHAUSTED, "no memory to open a model");
+    }
+    enum status status =
+        S_ISDIR(info.st_mode) ? open_directory(weights, path, err) : open_gguf(weights, path, err);
+    if (status != STATUS_OK) {
+        weights_close(weights);
+        return status;
+    }
+    compute_digest(weights);
+    *out = weights;
+    return STATUS_OK;
+}
+
+void weights_close(struct weights *weights) {
+    if (weights == NULL) {
+        return;
+    }
+    gguf_destroy(weights->gguf);
+    json_destroy(weights->config);
+    json_destroy(weights->index);
+    for (uint32_t i = 0; i < weights->file_count; i++) {
+        unmap_file(&weights->files[i]);
+    }
+    memory_free(weights);
+}
+
+// ---- queries -----------------------------------------------------------------------------------
+
+enum weights_container weights_container(const struct weights *weights) {
+    return weights->container;
+}
+
+const struct gguf *weights_gguf(const struct weights *weights) {
+    return weights->gguf;
+}
+
+const struct json *weights_config(const struct weights *weights) {
+    return weights->config == NULL ? NULL : json_root(weights->config);
+}
+
+uint64_t weights_file_bytes(const struct weights *weights) {
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < weights->file_count; i++) {
+        total += weights->files[i].byte_count;
+    }
+    return total;
+}
+
+const char *weights_digest(const struct weights *weights) {
+    return weights->digest;
+}
+
+static const struct safetensors_tensor *find_safetensors(const struct weights *weights,
+                                                         const char *name) {
+    for (uint32_t i = 0; i < weights->file_count; i++) {
+        const struct safetensors_tensor *found =
+            safetensors_find(weights->files[i].safetensors, name);
+        if (found != NULL) {
+            return found;
+        }
+    }
+    return NULL;
+}
+
+bool weights_has(const struct weights *weights, const char *name) {
+    return weights->container == WEIGHTS_CONTAINER_GGUF
+               ? gguf_tensor_find(weights->gguf, name) != NULL
+               : find_safetensors(weights, name) != NULL;
+}
+
+static enum status missing(const char *name, struct error *err) {
+    return error_set(err, STATUS_NOT_FOUND, "tensor '%s' is missing from the model files", name);
+}
+
+static enum status too_many_dims(const char *name, uint32_t count, struct error *err) {
+    return error_set(err, STATUS_CORRUPT, "tensor '%s' has %u dimensions; 1 or 2 are expected",
+                     name, count);
+}
+
+enum status weights_find(const struct weights *weights, const char *name,
+                         struct weights_tensor *out, struct error *err) {
+    if (weights->container == WEIGHTS_CONTAINER_GGUF) {
+        const struct gguf_tensor *tensor = gguf_tensor_find(weights->gguf, name);
+        if (tensor == NULL) {
+            return missing(name, err);
+        }
+        if (tensor->dim_count > 2) {
+            return too_many_dims(name, tensor->dim_count, err);
+        }
+        *out = (struct weights_tensor){tensor->dtype, tensor->dim_count > 1 ? tensor->ne[1] : 1,
+                                       tensor->ne[0], tensor->data, tensor->byte_count};
+        return STATUS_OK;
+    }
+    const struct safetensors_tensor *tensor = find_safetensors(weights, name);
+    if (tensor == NULL) {
+        return missing(name, err);
+    }
+    if (!tensor->supported) {
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "tensor '%s' at offset %llu has type %s; F32, F16 and BF16 can be served",
+                         name, (unsigned long long)tensor->file_offset, tensor->type_name);
+    }
+    if (tensor->dim_count == 0 || tensor->dim_count > 2) {
+        return too_many_dims(name, tensor->dim_count, err);
+    }
+    *out = (struct weights_tensor){tensor->dtype, tensor->dim_count > 1 ? tensor->shape[0] : 1,
+                                   tensor->shape[tensor->dim_count - 1], tensor->data,
+                                   tensor->byte_count};
+    return STATUS_OK;
+}
+
+void weights_release(const struct weights *weights, const struct weights_tensor *tensor) {
+    (void)weights;
+    // Only whole pages inside the tensor: its neighbours may still be needed.
+    uintptr_t page = 4096;
+    uintptr_t begin = ((uintptr_t)tensor->data + page - 1) & ~(page - 1);
+    uintptr_t end = ((uintptr_t)tensor->data + tensor->byte_count) & ~(page - 1);
+    if (end > begin) {
+        // A read-only private file mapping: the pages come back from the file if touched again.
+        madvise((void *)begin, end - begin, MADV_DONTNEED);
+    }
+}
