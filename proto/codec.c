@@ -278,6 +278,7 @@ static bool changes_encode(const struct plan *plan, struct arena *arena, Tare__S
         prefill->n_tokens = in->token_count;
         prefill->tokens = mutable(in->tokens);
         prefill->last = in->last;
+        prefill->next_token = in->next_token;
     }
     return true;
 }
@@ -352,6 +353,7 @@ static enum status changes_decode(const Tare__StepPlan *in, struct arena *arena,
             .start_pos = prefill->start_pos,
             .token_count = (uint32_t)prefill->n_tokens,
             .tokens = prefill->tokens,
+            .next_token = prefill->next_token,
             .last = prefill->last,
         };
     }

@@ -105,6 +105,9 @@ static enum status check_prefill(const struct plan_prefill *chunk, const struct 
     for (uint32_t i = 0; i < chunk->token_count; i++) {
         TRY(check_token(chunk->tokens[i], limits->vocabulary, "prompt token", err));
     }
+    if (chunk->next_token != -1) {
+        TRY(check_token(chunk->next_token, limits->vocabulary, "next prompt token", err));
+    }
     return STATUS_OK;
 }
 

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/device/device.h"
+
+#include <string.h>
+
+static const struct device_table *const devices[] = {&device_cpu};
+
+const struct device_table *device_find(const char *name) {
+    for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
+        if (strcmp(devices[i]->name, name) == 0) {
+            return devices[i];
+        }
+    }
+    return NULL;
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/device/memory_ledger.h"
+
+#include "common/invariant.h"
+#include <string.h>
+
+static const struct {
+    const char *name;
+    bool planned;
+} ledger_rows[LEDGER_COUNT] = {
+#define X(id, name, planned) {name, planned},
+    LEDGER_TABLE(X)
+#undef X
+};
+
+static const double MIB = 1024.0 * 1024.0;
+
+void memory_ledger_init(struct memory_ledger *ledger, uint64_t device_bytes,
+                        uint64_t budget_bytes) {
+    INVARIANT(budget_bytes <= device_bytes);
+    memset(ledger, 0, sizeof *ledger);
+    ledger->device_bytes = device_bytes;
+    ledger->budget_bytes = budget_bytes;
+}
+
+uint64_t memory_ledger_used(const struct memory_ledger *ledger) {
+    uint64_t used = 0;
+    for (unsigned i = 0; i < LEDGER_COUNT; i++) {
+        used += ledger->bytes[i];
+    }
+    return used;
+}
+
+uint64_t memory_ledger_free(const struct memory_ledger *ledger) {
+    uint64_t used = memory_ledger_used(ledger);
+    INVARIANT(used <= ledger->budget_bytes);
+    return ledger->budget_bytes - used;
+}
+
+enum status memory_ledger_charge(struct memory_ledger *ledger, enum ledger_id id, uint64_t bytes,
+                                 struct error *err) {
+    uint64_t have = memory_ledger_free(ledger);
+    if (bytes > have) {
+        error_hint(err, "raise --device-memory or --gpu-memory-utilization, or lower "
+                        "--max-num-batched-tokens, --max-num-seqs or --max-model-len");
+        return error_set(err, STATUS_EXHAUSTED,
+                         "ledger line '%s' needs %.1f MiB, %.1f MiB of the budget of %.1f MiB are "
+                         "free: %.1f MiB (%llu bytes) are missing",
+                         ledger_rows[id].name, (double)bytes / MIB, (double)have / MIB,
+                         (double)ledger->budget_bytes / MIB, (double)(bytes - have) / MIB,
+                         (unsigned long long)(bytes - have));
+    }
+    ledger->bytes[id] += bytes;
+    return STATUS_OK;
+}
+
+const char *memory_ledger_name(enum ledger_id id) {
+    return ledger_rows[id].name;
+}
+
+void memory_ledger_lines(const struct memory_ledger *ledger, struct ledger_line *out) {
+    for (unsigned i = 0; i < LEDGER_COUNT; i++) {
+        out[i] =
+            (struct ledger_line){ledger_rows[i].name, ledger->bytes[i], ledger_rows[i].planned};
+    }
+}
+
+void memory_ledger_print(const struct memory_ledger *ledger, struct buf *out) {
+    buf_append_str(out, "memory ledger            MiB\n");
+    for (unsigned i = 0; i < LEDGER_COUNT; i++) {
+        buf_printf(out, "  %-18s %10.2f  %s\n", ledger_rows[i].name, (double)ledger->bytes[i] / MIB,
+                   ledger_rows[i].planned ? "planned" : "found");
+    }
+    uint64_t used = memory_ledger_used(ledger);
+    buf_printf(out, "  %-18s %10.2f\n", "used", (double)used / MIB);
+    buf_printf(out, "  %-18s %10.2f\n", "free", (double)(ledger->budget_bytes - used) / MIB);
+    buf_printf(out, "  %-18s %10.2f  of %.2f MiB device memory\n", "budget",
+               (double)ledger->budget_bytes / MIB, (double)ledger->device_bytes / MIB);
+}
