@@ -2,13 +2,15 @@
 #ifndef COMMON_HASH_H
 #define COMMON_HASH_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-// Plain hashing of bytes for in-memory tables; the door to xxhash.
+// Hashing: one function per purpose; the door to xxhash and, for hashes, to libsodium.
 //
-// The idea: one fast 64-bit hash, the same on every machine. It is not keyed: tables whose keys a
-// client may choose need the keyed hash, tables filled from a model's own files do not.
+// The idea: one fast 64-bit hash for tables filled from a model's own files, the same on every
+// machine; a keyed one for tables whose keys a client may choose (prefix keys between tenants); and
+// SHA-256 for secrets that are kept (API keys).
 //
 //   Owns nothing.  Thread any.  Allocates never.  Fails never.
 
@@ -22,5 +24,19 @@ static inline uint64_t hash_u64(uint64_t key) {
     key = (key ^ (key >> 27)) * 0x94D049BB133111EBu;
     return key ^ (key >> 31);
 }
+
+enum { HASH_SHA256_BYTES = 32, HASH_KEY_BYTES = 16 };
+
+// FIPS 180-4.
+void hash_sha256(const void *bytes, size_t byte_count, uint8_t out[HASH_SHA256_BYTES]);
+
+struct hash128 {
+    uint64_t low, high;
+};
+// SipHash-2-4 with 128 bits of output; without the key nobody can aim for a collision.
+struct hash128 hash_keyed(const uint8_t key[HASH_KEY_BYTES], const void *bytes, size_t byte_count);
+
+// Takes the same time wherever the first difference lies.
+bool hash_equal(const void *a, const void *b, size_t byte_count);
 
 #endif

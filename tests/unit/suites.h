@@ -17,7 +17,8 @@
     X("common/json", suite_json)                                                                   \
     X("common/dtype", suite_dtype)                                                                 \
     X("common/rng", suite_rng)                                                                     \
-    X("common/gguf", suite_gguf)
+    X("common/gguf", suite_gguf)                                                                   \
+    X("common/hash", suite_hash)
 
 #define X(name, function) Suite *function(void);
 SUITE_TABLE(X)
