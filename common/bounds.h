@@ -40,6 +40,8 @@
 #define BOUND_HTTP_SLOW_CLIENT_US (10u * 1000 * 1000)
 // Idle keep-alive; longer than common client pools keep a connection. Close.
 #define BOUND_HTTP_IDLE_US (75u * 1000 * 1000)
+// Chunk extensions and trailers of one body, which nobody needs. 431.
+#define BOUND_HTTP_CHUNK_OVERHEAD_BYTES (16u * 1024)
 // Whole head, and progress of a body. 408.
 #define BOUND_HTTP_HEAD_US (10u * 1000 * 1000)
 #define BOUND_HTTP_BODY_US (30u * 1000 * 1000)

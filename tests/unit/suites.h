@@ -18,7 +18,8 @@
     X("common/dtype", suite_dtype)                                                                 \
     X("common/rng", suite_rng)                                                                     \
     X("common/gguf", suite_gguf)                                                                   \
-    X("common/hash", suite_hash)
+    X("common/hash", suite_hash)                                                                   \
+    X("controller/http/http_parse", suite_http_parse)
 
 #define X(name, function) Suite *function(void);
 SUITE_TABLE(X)
