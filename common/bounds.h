@@ -33,6 +33,10 @@
 #define BOUND_HTTP_HEADER_FIELDS 128u
 // Request body; a 1 M-token prompt is about 4 MiB. 413.
 #define BOUND_HTTP_BODY_BYTES (32u * 1024 * 1024)
+// One answer that the client has not taken yet; the largest are logprobs of long texts. Break it.
+#define BOUND_HTTP_RESPONSE_BYTES (256u * 1024 * 1024)
+// Request bodies of all connections together, while they are being received. 503.
+#define BOUND_HTTP_BODIES_BYTES (512u * 1024 * 1024)
 // Bytes read ahead while an answer is open (pipelining). Close.
 #define BOUND_HTTP_READAHEAD_BYTES (64u * 1024)
 // Unsent event-stream bytes of one connection for BOUND_HTTP_SLOW_CLIENT_US. Abort the request.
@@ -42,6 +46,8 @@
 #define BOUND_HTTP_IDLE_US (75u * 1000 * 1000)
 // Chunk extensions and trailers of one body, which nobody needs. 431.
 #define BOUND_HTTP_CHUNK_OVERHEAD_BYTES (16u * 1024)
+// After our side is shut, while bytes of the client are still discarded. Close.
+#define BOUND_HTTP_LINGER_US (2u * 1000 * 1000)
 // Whole head, and progress of a body. 408.
 #define BOUND_HTTP_HEAD_US (10u * 1000 * 1000)
 #define BOUND_HTTP_BODY_US (30u * 1000 * 1000)

@@ -19,7 +19,9 @@
     X("common/rng", suite_rng)                                                                     \
     X("common/gguf", suite_gguf)                                                                   \
     X("common/hash", suite_hash)                                                                   \
-    X("controller/http/http_parse", suite_http_parse)
+    X("controller/http/http_parse", suite_http_parse)                                              \
+    X("controller/http/http_exchange", suite_http_exchange)                                        \
+    X("controller/http/http_server", suite_http_server)
 
 #define X(name, function) Suite *function(void);
 SUITE_TABLE(X)

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CONTROLLER_HTTP_HTTP_SERVER_H
+#define CONTROLLER_HTTP_HTTP_SERVER_H
+
+#include "common/status.h"
+#include "controller/http/http_exchange.h"
+#include "controller/http/http_parse.h"
+#include <stdint.h>
+
+// Connections: bytes between sockets and exchanges, on one libuv loop. The only file here that
+// knows libuv.
+//
+// The idea: a connection works on one exchange at a time. Reading never stops, so a client that
+// leaves is noticed at once, in every state; what it sends ahead waits in a small buffer. Answers
+// are sent once per loop turn (before the loop sleeps, or at http_server_flush), so one turn costs
+// one write per connection. One coarse timer walks all connections and enforces every time limit.
+//
+//   reading ──whole request──► answering ──done, all sent──► reading      (keep-alive)
+//      │ broken, slow, too big     │  client left                └──► lingering ──► closed
+//      └──────► flushing ◄─────────┘ done, not all sent
+//
+//   state     │ what holds
+//   READING   │ no answer is owed, or the head was refused early
+//   ANSWERING │ the handler has the exchange and it is live
+//   FLUSHING  │ the answer is whole or broken; bytes are still unsent
+//   LINGERING │ our side is shut; what still comes is discarded, so that the kernel does not
+//             │ destroy the answer with a reset
+//   CLOSED    │ the handle is being closed; the memory goes with its callback
+//
+//   Owns       sockets, connections and their exchanges.
+//   Thread     the loop thread.
+//   Allocates  per connection; never per event.
+//   Fails      create and listen: IO with the address named. A connection's failure ends only it.
+
+struct uv_loop_s;
+struct http_server;
+
+enum http_gone_reason {
+    HTTP_GONE_REASON_CLIENT,       // end of file, half-close, reset or write error
+    HTTP_GONE_REASON_SLOW,         // it does not read its stream
+    HTTP_GONE_REASON_READAHEAD,    // it sent too much while its answer was open
+    HTTP_GONE_REASON_CLOSING,      // http_server_close ran out of patience
+};
+
+// What the server asks of the API. Every function may complete the exchange before it returns.
+struct http_handler {
+    void *ctx;
+    // The head is here, the body is not: refuse now and it will not be read.
+    void (*on_head)(void *ctx, struct http_exchange *exchange, uint64_t now_us);
+    // The whole request is here; the exchange is the handler's until DONE, BROKEN or on_gone.
+    void (*on_request)(void *ctx, struct http_exchange *exchange, uint64_t now_us);
+    // The transport refuses the request; the handler must answer with this status.
+    void (*on_refused)(void *ctx, struct http_exchange *exchange, int status, const char *message,
+                       uint64_t now_us);
+    // The client is gone. Only for exchanges that are live; they must not be touched afterwards.
+    void (*on_gone)(void *ctx, struct http_exchange *exchange, enum http_gone_reason reason,
+                    uint64_t now_us);
+    // `alarm_us` of a live exchange has passed; it is 0 again.
+    void (*on_alarm)(void *ctx, struct http_exchange *exchange, uint64_t now_us);
+};
+
+// Bounds and times; http_server_defaults fills in those of common/bounds.h.
+struct http_server_config {
+    struct http_handler handler;
+    struct http_limits limits;
+    uint32_t connections_max;
+    size_t readahead_bytes_max;
+    size_t unsent_bytes_max;
+    uint64_t bodies_bytes_max;
+    uint64_t idle_us;
+    uint64_t head_us;
+    uint64_t body_us;    // progress of a body, and of an answer that is being sent
+    uint64_t slow_client_us;
+    uint64_t linger_us;
+};
+void http_server_defaults(struct http_server_config *config);
+
+// Keeps `loop`, which must outlive it. Copies `config`.
+enum status http_server_create(struct uv_loop_s *loop, const struct http_server_config *config,
+                               struct http_server **out, struct error *err) MUST_USE;
+// Only after the closed callback; in it will do. NULL is fine.
+void http_server_destroy(struct http_server *server);
+
+// `host` is a numeric address or "localhost"; port 0 takes a free one. May be called repeatedly.
+enum status http_server_listen_tcp(struct http_server *server, const char *host, uint16_t port,
+                                   struct error *err) MUST_USE;
+// A stale socket file is replaced; mode 0660.
+enum status http_server_listen_unix(struct http_server *server, const char *path,
+                                    struct error *err) MUST_USE;
+uint16_t http_server_port(const struct http_server *server);    // of the last tcp listen
+
+// Sends what lies in touched exchanges now instead of before the loop sleeps.
+void http_server_flush(struct http_server *server);
+
+// Stops listening, closes idle connections, lets answers that are owed finish for `grace_us`, then
+// closes the rest (on_gone is called for live ones) and calls `closed` from the loop.
+typedef void (*http_server_closed_fn)(void *ctx);
+void http_server_close(struct http_server *server, uint64_t grace_us, http_server_closed_fn closed,
+                       void *ctx);
+
+struct http_server_counters {
+    uint64_t accepted, turned_away, refused, client_gone, slow_clients, timeouts;
+    uint64_t bytes_received, bytes_sent;
+    uint32_t open;    // a gauge
+};
+const struct http_server_counters *http_server_counters(const struct http_server *server);
+
+#endif
