@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/engine.h"
+
+#include "common/clock.h"
+#include "common/invariant.h"
+#include "common/log.h"
+#include "common/memory.h"
+#include "worker/device/device.h"
+#include "worker/device/memory_ledger.h"
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    DEFAULT_KV_BYTES = 512 * 1024 * 1024,
+    LOGIT_TILE = 64,    // rows of logits that exist at once
+    WEIGHTS_HEAD_BYTES = 4096,
+};
+
+// First page of the weights' memory file: whose weights these are, and whether all are there.
+struct weights_head {
+    char magic[16];
+    char build[64];
+    char digest[32];
+    char ops[32];
+    uint64_t bytes;
+    uint64_t complete;
+};
+static const char WEIGHTS_MAGIC[16] = "tare weights 1";
+_Static_assert(sizeof(struct weights_head) <= WEIGHTS_HEAD_BYTES, "the head fits its page");
+
+struct engine {
+    struct engine_options options;
+    struct memory_ledger ledger;
+    struct weights *weights;
+    const struct device_table *table;
+    struct device *device;
+    struct model *model;
+    struct op_kv_layout kv;
+    struct plan_limits limits;
+    struct batch *batch;
+    struct executor *executor;
+    struct message_capacity capacity;
+    struct ledger_line lines[LEDGER_COUNT];
+    char digest[32];
+    bool attached;
+    uint64_t load_start_us;
+};
+
+// ---- sizes -------------------------------------------------------------------------------------
+
+static uint32_t blocks_for(uint32_t tokens, uint32_t block_tokens) {
+    return (tokens + block_tokens - 1) / block_tokens;
+}
+
+static void set_limits(struct engine *engine, uint32_t seq_tokens, uint32_t kv_blocks) {
+    const struct engine_options *o = &engine->options;
+    engine->limits = (struct plan_limits){
+        .envelope = {.tokens = o->step_tokens,
+                     .seqs = o->seqs,
+                     .seq_tokens = seq_tokens,
+                     .logit_rows = o->step_tokens,
+                     .prompt_logit_rows = o->step_tokens,
+                     .blocks_per_seq = blocks_for(seq_tokens, o->block_tokens)},
+        .block_tokens = o->block_tokens,
+        .kv_blocks = kv_blocks,
+        .vocabulary = model_config(engine->model)->vocabulary,
+    };
+}
+
+struct line_bytes {
+    uint64_t weights, workspace, step, history;
+};
+
+static struct line_bytes planned_bytes(const struct engine *engine) {
+    const struct envelope *e = &engine->limits.envelope;
+    return (struct line_bytes){
+        .weights = WEIGHTS_HEAD_BYTES + model_bytes(engine->model),
+        .workspace = executor_workspace_bytes(engine->model, engine->table->ops(engine->device),
+                                              engine->table->ctx(engine->device), &engine->kv,
+                                              &engine->limits, LOGIT_TILE),
+        .step = batch_step_bytes(&engine->limits),
+        .history = (uint64_t)e->seqs * e->seq_tokens * sizeof(int32_t),
+    };
+}
+
+static uint64_t sum_lines(const struct line_bytes *lines) {
+    return lines->weights + lines->workspace + lines->step + lines->history;
+}
+
+// KV bytes that the budget leaves, or that were asked for.
+static uint64_t kv_bytes_wanted(const struct engine *engine, const struct line_bytes *lines) {
+    const struct engine_options *o = &engine->options;
+    if (o->kv_bytes > 0) {
+        return (uint64_t)o->kv_bytes;
+    }
+    if (o->device_memory == 0) {
+        return DEFAULT_KV_BYTES;
+    }
+    uint64_t used = sum_lines(lines);
+    uint64_t budget = engine->ledger.budget_bytes;
+    return budget > used ? budget - used : 0;
+}
+
+// Sequence length and KV blocks. The length is lowered to what the pool holds unless it was given.
+static enum status size_kv(struct engine *engine, struct line_bytes *lines, struct error *err) {
+    const struct engine_options *o = &engine->options;
+    const struct model_config *c = model_config(engine->model);
+    uint32_t length_max = c->context < BOUND_SEQ_TOKENS ? c->context : BOUND_SEQ_TOKENS;
+    if (o->model_len > (int64_t)length_max) {
+        return error_set(err, STATUS_INVALID,
+                         "--max-model-len %lld is above the model's limit of %u tokens",
+                         (long long)o->model_len, length_max);
+    }
+    uint32_t length = o->model_len > 0 ? (uint32_t)o->model_len : length_max;
+    set_limits(engine, length, 1);
+    *lines = planned_bytes(engine);
+    uint64_t blocks = kv_bytes_wanted(engine, lines) / engine->kv.block_stride_bytes;
+    blocks = blocks < BOUND_BLOCKS ? blocks : BOUND_BLOCKS;
+    uint64_t held = blocks * o->block_tokens;
+    if (held < length && o->model_len <= 0 && held > 0) {
+        log_warn("engine", "context lowered to what the KV pool holds from=%u to=%llu", length,
+                 (unsigned long long)held);
+        length = (uint32_t)held;
+        set_limits(engine, length, 1);
+        *lines = planned_bytes(engine);
+    }
+    if (blocks == 0 || held < length) {
+        uint64_t need =
+            (uint64_t)blocks_for(length, o->block_tokens) * engine->kv.block_stride_bytes;
+        error_hint(err, "lower --max-model-len, or raise --device-memory or "
+                        "--kv-cache-memory-bytes");
+        return error_set(err, STATUS_EXHAUSTED,
+                         "ledger line 'kv pool': one sequence of %u tokens needs %.1f MiB of KV, "
+                         "%.1f MiB are left",
+                         length, (double)need / 1048576.0,
+                         (double)kv_bytes_wanted(engine, lines) / 1048576.0);
+    }
+    set_limits(engine, length, (uint32_t)blocks);
+    return STATUS_OK;
+}
+
+// ---- start-up steps ----------------------------------------------------------------------------
+
+static enum status open_device(struct engine *engine, struct error *err) {
+    const struct engine_options *o = &engine->options;
+    engine->table = device_find(o->device);
+    if (engine->table == NULL) {
+        return error_set(err, STATUS_UNSUPPORTED, "there is no device '%s' in this build; use cpu",
+                         o->device);
+    }
+    uint64_t present = engine->table->memory_bytes();
+    uint64_t device = o->device_memory > 0 ? (uint64_t)o->device_memory : present;
+    if (device > present) {
+        return error_set(err, STATUS_INVALID,
+                         "--device-memory %lld is more than the %llu bytes of this machine",
+                         (long long)o->device_memory, (unsigned long long)present);
+    }
+    double share = o->device_memory > 0 ? o->utilization : 1.0;
+    memory_ledger_init(&engine->ledger, device, (uint64_t)((double)device * share));
+    struct device_options options = {o->threads, o->isa, &engine->ledger};
+    return engine->table->open(&options, &engine->device, err);
+}
+
+static void report_load(void *ctx, uint64_t bytes_done, uint64_t bytes_total) {
+    struct engine *engine = ctx;
+    if (engine->options.progress == NULL) {
+        return;
+    }
+    uint64_t elapsed_us = clock_monotonic_us() - engine->load_start_us;
+    struct message_progress progress = {
+        .phase = "load",
+        .bytes_done = bytes_done,
+        .bytes_total = bytes_total,
+        .bytes_per_s = elapsed_us == 0 ? 0 : bytes_done * 1000000 / elapsed_us,
+    };
+    engine->options.progress(engine->options.progress_ctx, &progress);
+}
+
+static bool head_matches(const struct weights_head *head, const struct weights_head *want) {
+    return memcmp(head, want, offsetof(struct weights_head, complete)) == 0 && head->complete == 1;
+}
+
+// Attaches to weights that a process before us loaded, or loads them.
+static enum status load_weights(struct engine *engine, uint64_t bytes, struct error *err) {
+    void *memory = NULL;
+    TRY(engine->table->map(engine->device, LEDGER_WEIGHTS, bytes, engine->options.weights_fd,
+                           &memory, err));
+    struct weights_head *head = memory;
+    struct weights_head want = {.bytes = bytes};
+    memcpy(want.magic, WEIGHTS_MAGIC, sizeof want.magic);
+    snprintf(want.build, sizeof want.build, "%s-%s", TARE_VERSION, TARE_COMMIT);
+    snprintf(want.digest, sizeof want.digest, "%s", engine->digest);
+    snprintf(want.ops, sizeof want.ops, "%s", engine->table->ops(engine->device)->name);
+    model_bind(engine->model, (uint8_t *)memory + WEIGHTS_HEAD_BYTES);
+    engine->attached = head_matches(head, &want);
+    if (engine->attached) {
+        return STATUS_OK;
+    }
+    *head = want;
+    engine->load_start_us = clock_monotonic_us();
+    model_load(engine->model, engine->weights, engine->table->ctx(engine->device), report_load,
+               engine);
+    head->complete = 1;
+    return STATUS_OK;
+}
+
+static enum status map_rest(struct engine *engine, const struct line_bytes *lines,
+                            struct error *err) {
+    const struct device_table *table = engine->table;
+    void *workspace = NULL, *step = NULL, *history = NULL, *kv = NULL;
+    TRY(table->map(engine->device, LEDGER_WORKSPACE, lines->workspace, -1, &workspace, err));
+    TRY(table->map(engine->device, LEDGER_STEP, lines->step, -1, &step, err));
+    TRY(table->map(engine->device, LEDGER_HISTORY, lines->history, -1, &history, err));
+    uint64_t kv_bytes = (uint64_t)engine->limits.kv_blocks * engine->kv.block_stride_bytes;
+    TRY(table->map(engine->device, LEDGER_KV, kv_bytes, engine->options.kv_fd, &kv, err));
+    struct batch_options batch = {engine->limits, kv, history};
+    TRY(batch_create(&batch, step, &engine->batch, err));
+    struct executor_options executor = {
+        .model = engine->model,
+        .ops = table->ops(engine->device),
+        .ctx = table->ctx(engine->device),
+        .kv = &engine->kv,
+        .batch = engine->batch,
+        .limits = engine->limits,
+        .workspace = workspace,
+        .workspace_bytes = lines->workspace,
+        .logit_tile = LOGIT_TILE,
+    };
+    return executor_create(&executor, &engine->executor, err);
+}
+
+static void write_capacity(struct engine *engine) {
+    memory_ledger_lines(&engine->ledger, engine->lines);
+    engine->capacity = (struct message_capacity){
+        .envelope = engine->limits.envelope,
+        .block_tokens = engine->limits.block_tokens,
+        .kv_blocks = engine->limits.kv_blocks,
+        .kv_bytes_per_token = engine->kv.block_stride_bytes / engine->limits.block_tokens,
+        .vocabulary = engine->limits.vocabulary,
+        .parameters = model_parameters(engine->model),
+        .kv_dtype = engine->kv.dtype == DTYPE_F16 ? "float16" : "float32",
+        .threads = engine->table->ctx(engine->device)->thread_count,
+        .line_count = LEDGER_COUNT,
+        .lines = engine->lines,
+    };
+}
+
+static enum status start(struct engine *engine, struct error *err) {
+    const struct engine_options *o = &engine->options;
+    TRY(weights_open(o->model_path, &engine->weights, err));
+    snprintf(engine->digest, sizeof engine->digest, "%s", weights_digest(engine->weights));
+    TRY(open_device(engine, err));
+    const struct ops *ops = engine->table->ops(engine->device);
+    int64_t positions = o->model_len;
+    if (positions <= 0) {
+        struct model_config config;
+        TRY(model_config_read(engine->weights, &config, err));
+        positions = config.context < BOUND_SEQ_TOKENS ? config.context : BOUND_SEQ_TOKENS;
+    }
+    TRY(model_create(engine->weights, ops, (uint32_t)positions, &engine->model, err));
+    model_kv_layout(engine->model, o->kv_dtype, o->block_tokens, &engine->kv);
+    struct line_bytes lines = {0};
+    TRY(size_kv(engine, &lines, err));
+    if (o->device_memory == 0) {
+        // Without a given size the budget is exactly what the lines need.
+        engine->ledger.budget_bytes =
+            sum_lines(&lines) + (uint64_t)engine->limits.kv_blocks * engine->kv.block_stride_bytes;
+        if (engine->ledger.budget_bytes > engine->ledger.device_bytes) {
+            engine->ledger.budget_bytes = engine->ledger.device_bytes;
+        }
+    }
+    TRY(load_weights(engine, lines.weights, err));
+    weights_close(engine->weights);
+    engine->weights = NULL;
+    TRY(map_rest(engine, &lines, err));
+    write_capacity(engine);
+    return capacity_validate(&engine->capacity, err);
+}
+
+enum status engine_create(const struct engine_options *options, struct engine **out,
+                          struct error *err) {
+    struct engine *engine = memory_zalloc(sizeof *engine);
+    if (engine == NULL) {
+        return error_set(err, STATUS_EXHAUSTED, "no memory for an engine");
+    }
+    engine->options = *options;
+    enum status status = start(engine, err);
+    if (status != STATUS_OK) {
+        if (status == STATUS_EXHAUSTED && engine->device != NULL) {
+            struct buf table;
+            buf_init(&table, 4096);
+            memory_ledger_print(&engine->ledger, &table);
+            fputs(buf_cstr(&table), stderr);
+            buf_deinit(&table);
+        }
+        engine_destroy(engine);
+        return status;
+    }
+    *out = engine;
+    return STATUS_OK;
+}
+
+void engine_destroy(struct engine *engine) {
+    if (engine == NULL) {
+        return;
+    }
+    executor_destroy(engine->executor);
+    batch_destroy(engine->batch);
+    model_destroy(engine->model);
+    if (engine->device != NULL) {
+        engine->table->close(engine->device);
+    }
+    weights_close(engine->weights);
+    memory_free(engine);
+}
+
+struct executor *engine_executor(struct engine *engine) {
+    return engine->executor;
+}
+
+const struct message_capacity *engine_capacity(const struct engine *engine) {
+    return &engine->capacity;
+}
+
+const char *engine_model_digest(const struct engine *engine) {
+    return engine->digest;
+}
+
+const char *engine_isa(const struct engine *engine) {
+    return engine->table->ops(engine->device)->name;
+}
+
+bool engine_attached(const struct engine *engine) {
+    return engine->attached;
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/holder.h"
+
+#include "common/clock.h"
+#include "common/exit_code.h"
+#include "common/invariant.h"
+#include "common/log.h"
+#include "common/memory.h"
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { WORDS_MAX = 512, RESTART_WINDOW_US = 60 * 1000 * 1000 };
+
+static const char CHILD_WORD[] = "--held-memory=";
+
+bool holder_is_child(int *argc, char **argv, struct holder_fds *fds) {
+    if (*argc < 2 || strncmp(argv[1], CHILD_WORD, sizeof CHILD_WORD - 1) != 0) {
+        return false;
+    }
+    if (sscanf(argv[1] + sizeof CHILD_WORD - 1, "%d,%d", &fds->weights, &fds->kv) != 2) {
+        return false;
+    }
+    for (int i = 1; i + 1 <= *argc; i++) {
+        argv[i] = argv[i + 1];    // argv ends with NULL
+    }
+    --*argc;
+    return true;
+}
+
+static void become_child(char **argv, const struct holder_fds *fds) {
+    // Without the parent nobody holds the memory: the child goes with it.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    char word[64];
+    snprintf(word, sizeof word, "%s%d,%d", CHILD_WORD, fds->weights, fds->kv);
+    char *words[WORDS_MAX];
+    size_t count = 0;
+    words[count++] = argv[0];
+    words[count++] = word;
+    for (size_t i = 1; argv[i] != NULL && count < WORDS_MAX - 1; i++) {
+        words[count++] = argv[i];
+    }
+    words[count] = NULL;
+    execv("/proc/self/exe", words);
+    _exit(EXIT_CODE_OS);
+}
+
+// Waits for the child, passing a stop signal on once. Returns its wait status.
+static int wait_for(pid_t child, const volatile int *stop) {
+    int status = 0;
+    bool passed_on = false;
+    while (waitpid(child, &status, 0) < 0) {
+        if (errno != EINTR) {
+            return -1;
+        }
+        if (*stop != 0 && !passed_on) {
+            kill(child, SIGTERM);
+            passed_on = true;
+        }
+    }
+    return status;
+}
+
+// A restart helps against crashes; it does not help against bad flags, files or sizes.
+static bool worth_a_restart(int wait_status) {
+    if (WIFSIGNALED(wait_status)) {
+        return true;
+    }
+    int code = WEXITSTATUS(wait_status);
+    return code == EXIT_CODE_UNEXPECTED || code == EXIT_CODE_SOFTWARE || code == EXIT_CODE_OS;
+}
+
+static int exit_code_of(int wait_status) {
+    return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : EXIT_CODE_SOFTWARE;
+}
+
+static int supervise(char **argv, const struct holder_fds *fds, const volatile int *stop) {
+    uint64_t deaths[HOLDER_RESTARTS_MAX] = {0};    // times of the last deaths, a ring
+    for (uint32_t count = 0;; count++) {
+        pid_t child = fork();
+        if (child < 0) {
+            log_error("holder", "no child process: %s", strerror(errno));
+            return EXIT_CODE_OS;
+        }
+        if (child == 0) {
+            become_child(argv, fds);
+        }
+        log_info("holder", "child started pid=%d", (int)child);
+        int status = wait_for(child, stop);
+        if (*stop != 0 || !worth_a_restart(status)) {
+            return *stop != 0 && WIFSIGNALED(status) ? EXIT_CODE_OK : exit_code_of(status);
+        }
+        uint64_t now_us = clock_monotonic_us();
+        uint64_t oldest = deaths[count % HOLDER_RESTARTS_MAX];
+        deaths[count % HOLDER_RESTARTS_MAX] = now_us;
+        if (count >= HOLDER_RESTARTS_MAX && now_us - oldest < RESTART_WINDOW_US) {
+            log_error("holder", "the child died %d times within a minute; giving up",
+                      HOLDER_RESTARTS_MAX + 1);
+            return EXIT_CODE_SOFTWARE;
+        }
+        log_warn("holder", "child died, starting another pid=%d signal=%d code=%d", (int)child,
+                 WIFSIGNALED(status) ? WTERMSIG(status) : 0,
+                 WIFEXITED(status) ? WEXITSTATUS(status) : 0);
+    }
+}
+
+int holder_run(char **argv, const volatile int *stop) {
+    struct holder_fds fds = {memfd_create("tare-weights", 0), memfd_create("tare-kv", 0)};
+    int code;
+    if (fds.weights < 0 || fds.kv < 0) {
+        log_error("holder", "no memory files: %s", strerror(errno));
+        code = EXIT_CODE_OS;
+    } else {
+        code = supervise(argv, &fds, stop);
+    }
+    if (fds.weights >= 0) {
+        close(fds.weights);
+    }
+    if (fds.kv >= 0) {
+        close(fds.kv);
+    }
+    return code;
+}

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef WORKER_HOLDER_H
+#define WORKER_HOLDER_H
+
+#include <stdbool.h>
+
+// The holding half of a worker: the parent process.
+//
+// The idea: the parent owns two memory files (repacked weights, KV pool) and does nothing that can
+// fail. When the child that computes dies, the parent starts another one, which finds its weights
+// where they were and attaches instead of loading. Nobody else has to supervise ranks.
+//
+//   Owns       the memory files and the child process.
+//   Thread     the main thread, before any other exists.
+//   Allocates  never after start.
+//   Fails      with an exit code: the child's own when a restart cannot help (bad flags, bad files,
+//              no memory), else after HOLDER_RESTARTS_MAX deaths within a minute.
+
+enum { HOLDER_RESTARTS_MAX = 5 };
+
+struct holder_fds {
+    int weights;
+    int kv;
+};
+
+// True when argv[1] names inherited descriptors: this process is the child. The word is removed.
+bool holder_is_child(int *argc, char **argv, struct holder_fds *fds);
+
+// Runs the parent; returns the exit code. `stop` is set by SIGTERM and SIGINT, which are passed on.
+int holder_run(char **argv, const volatile int *stop);
+
+#endif

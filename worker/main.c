@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// tare-worker: one daemon per device. The parent holds memory, the child computes.
+#include "common/config.h"
+#include "common/exit_code.h"
+#include "common/log.h"
+#include "worker/holder.h"
+#include "worker/worker.h"
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static volatile int stop_requested;    // the stop flag set by a signal
+
+static void on_stop(int signal) {
+    (void)signal;
+    stop_requested = 1;
+}
+
+static void install_signals(void) {
+    // No SA_RESTART: waiting calls return and look at the flag.
+    struct sigaction action = {.sa_handler = on_stop};
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+static enum dtype kv_dtype(const struct config *config) {
+    bool wide = strcmp(config_string(config, OPTION_KV_CACHE_DTYPE), "float32") == 0;
+    return wide ? DTYPE_F32 : DTYPE_F16;
+}
+
+static int run_child(const struct config *config, const struct holder_fds *fds) {
+    const char *model = config_string(config, OPTION_MODEL);
+    struct worker_options options = {
+        .engine = {.model_path = model,
+                   .device = config_string(config, OPTION_DEVICE),
+                   .isa = config_string(config, OPTION_CPU_ISA),
+                   .threads = (uint32_t)config_int(config, OPTION_THREADS),
+                   .device_memory = config_int(config, OPTION_DEVICE_MEMORY),
+                   .utilization = config_real(config, OPTION_GPU_MEMORY_UTILIZATION),
+                   .kv_bytes = config_int(config, OPTION_KV_CACHE_MEMORY_BYTES),
+                   .kv_dtype = kv_dtype(config),
+                   .block_tokens = (uint32_t)config_int(config, OPTION_BLOCK_SIZE),
+                   .seqs = (uint32_t)config_int(config, OPTION_MAX_NUM_SEQS),
+                   .step_tokens = (uint32_t)config_int(config, OPTION_MAX_NUM_BATCHED_TOKENS),
+                   .model_len = config_int(config, OPTION_MAX_MODEL_LEN),
+                   .weights_fd = fds->weights,
+                   .kv_fd = fds->kv},
+        .controller = config_string(config, OPTION_CONTROLLER),
+        .worker_id = config_string(config, OPTION_WORKER_ID),
+        .model_name = model,
+        .stop = &stop_requested,
+    };
+    return worker_run(&options);
+}
+
+static enum status check(const struct config *config, struct error *err) {
+    if (config_string(config, OPTION_MODEL) == NULL) {
+        return error_set(err, STATUS_INVALID,
+                         "no model given; usage: tare-worker MODEL "
+                         "--controller ipc:///DIR");
+    }
+    if (config_string(config, OPTION_CONTROLLER) == NULL) {
+        return error_set(err, STATUS_INVALID,
+                         "--controller is missing: the run directory of the "
+                         "controller, as ipc:///DIR");
+    }
+    int64_t block = config_int(config, OPTION_BLOCK_SIZE);
+    if ((block & (block - 1)) != 0) {
+        return error_set(err, STATUS_INVALID, "--block-size %lld: use 16, 32, 64, 128 or 256",
+                         (long long)block);
+    }
+    return STATUS_OK;
+}
+
+int main(int argc, char **argv) {
+    struct holder_fds fds = {-1, -1};
+    bool child = holder_is_child(&argc, argv, &fds);
+    struct config_input input = {OPTION_PROGRAM_WORKER, "tare-worker", argc, argv, environ};
+    struct config *config = NULL;
+    struct buf text;
+    struct error err = {0};
+    buf_init(&text, 256 * 1024);
+    enum status status = config_parse(&input, &config, &text, &err);
+    if (status == STATUS_OK && config == NULL) {
+        fputs(buf_cstr(&text), stdout);
+        buf_deinit(&text);
+        return EXIT_CODE_OK;
+    }
+    buf_deinit(&text);
+    if (status == STATUS_OK) {
+        status = check(config, &err);
+    }
+    if (status != STATUS_OK) {
+        fprintf(stderr, "tare-worker: %s%s%s\n", err.message, err.hint[0] == '\0' ? "" : "; ",
+                err.hint);
+        config_destroy(config);
+        return EXIT_CODE_USAGE;
+    }
+    enum log_level level = LOG_LEVEL_INFO;
+    enum log_format format = LOG_FORMAT_AUTO;
+    log_level_parse(config_string(config, OPTION_LOG_LEVEL), &level);
+    log_format_parse(config_string(config, OPTION_LOG_FORMAT), &format);
+    log_configure(level, format);
+    install_signals();
+    int code = child ? run_child(config, &fds) : holder_run(argv, &stop_requested);
+    config_destroy(config);
+    return code;
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/net/controller_link.h"
+
+#include "common/arena.h"
+#include "common/clock.h"
+#include "common/invariant.h"
+#include "common/log.h"
+#include "common/memory.h"
+#include "proto/codec.h"
+#include "proto/transport.h"
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    HEARTBEAT_US = 100 * 1000,
+    HELLO_US = 200 * 1000,
+    SILENCE_US = 10 * 1000 * 1000,    // without any word from the controller the worker leaves
+    ADDRESS_BYTES = 4096,
+    QUEUE_PLAN = 8,
+    QUEUE_CONTROL = 64,
+};
+
+struct link {
+    const struct controller_link_options *options;
+    struct transport *plan;
+    struct transport *control;
+    struct arena arena;
+    struct buf out;       // messages being written
+    struct buf in;        // messages being read
+    uint8_t *frame;       // frames from the step thread, BOUND_PLAN_BYTES
+    uint64_t epoch;       // 0 until welcomed
+    uint64_t heard_us;    // last word from the controller
+    uint64_t sent_us;     // last hello or heartbeat
+    bool leaving;
+};
+
+static enum status open_channel(struct link *link, const char *name, int queue, size_t bytes_max,
+                                struct transport **out, struct error *err) {
+    char address[ADDRESS_BYTES];
+    snprintf(address, sizeof address, "%.4000s/%s.sock", link->options->address, name);
+    struct transport_options options = {
+        .address = address,
+        .listens = false,
+        .identity = link->options->worker_id,
+        .message_bytes_max = bytes_max,
+        .queue_messages_max = queue,
+    };
+    return transport_open(&options, out, err);
+}
+
+static void send_control(struct link *link, const struct control_message *message) {
+    arena_reset(&link->arena);
+    buf_reset(&link->out);
+    struct error err = {0};
+    enum status status = codec_control_encode(message, &link->arena, &link->out, &err);
+    INVARIANT(status == STATUS_OK);
+    // A full or absent channel loses a hello or a heartbeat; the next one follows soon.
+    status = transport_send(link->control, NULL, link->out.data, link->out.bytes_used);
+    (void)status;
+}
+
+static uint64_t resident_bytes(void) {
+    unsigned long pages_total = 0, pages_resident = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    if (file == NULL) {
+        return 0;
+    }
+    int fields = fscanf(file, "%lu %lu", &pages_total, &pages_resident);
+    fclose(file);
+    return fields == 2 ? (uint64_t)pages_resident * 4096 : 0;
+}
+
+static void say_something(struct link *link, uint64_t now_us) {
+    uint64_t interval = link->epoch == 0 ? HELLO_US : HEARTBEAT_US;
+    if (now_us - link->sent_us < interval) {
+        return;
+    }
+    link->sent_us = now_us;
+    struct control_message message = {.kind = MESSAGE_KIND_HELLO,
+                                      .address = {.epoch = link->epoch}};
+    if (link->epoch == 0) {
+        message.hello = (struct message_hello){
+            .worker_id = link->options->worker_id,
+            .build = TARE_VERSION "-" TARE_COMMIT,
+            .device = link->options->device,
+            .model_name = link->options->model_name,
+            .model_digest = "",
+            .pid = (uint32_t)getpid(),
+            .rank = 0,
+            .world = 1,
+        };
+    } else {
+        message.kind = MESSAGE_KIND_HEARTBEAT;
+        message.heartbeat = (struct message_heartbeat){
+            .applied_seq = link->options->progress->applied_seq,
+            .completed_seq = link->options->progress->completed_seq,
+            .resident_bytes = resident_bytes(),
+            .allocations_after_seal = memory_guard_violations(),
+        };
+    }
+    send_control(link, &message);
+}
+
+// ---- from the controller -----------------------------------------------------------------------
+
+static enum status handle_control(struct link *link, struct error *err) {
+    struct message_header header;
+    const uint8_t *body = NULL;
+    struct control_message message;
+    arena_reset(&link->arena);
+    TRY(codec_header_decode(link->in.data, link->in.bytes_used, &header, &body, err));
+    TRY(codec_control_decode(&header, body, &link->arena, &message, err));
+    link->heard_us = clock_monotonic_us();
+    switch (message.kind) {
+    case MESSAGE_KIND_WELCOME:
+        if (message.welcome.epoch > link->epoch) {
+            link->epoch = message.welcome.epoch;
+            log_info("link", "welcomed epoch=%llu", (unsigned long long)link->epoch);
+            return frame_queue_put(link->options->to_step, LINK_FRAME_WELCOME, &link->epoch,
+                                   sizeof link->epoch);
+        }
+        return STATUS_OK;
+    case MESSAGE_KIND_REFUSED:
+        return error_set(err, STATUS_VERSION, "the controller refuses this worker: %.200s",
+                         message.text.text);
+    case MESSAGE_KIND_SHUTDOWN:
+        link->leaving = true;
+        return STATUS_OK;
+    default:
+        return STATUS_OK;    // heartbeats only count as a sign of life
+    }
+}
+
+// What can be wrong with one message ends that message, not the worker.
+static enum status drain_control(struct link *link, struct error *err) {
+    while (transport_receive(link->control, &link->in, NULL) == STATUS_OK) {
+        struct error problem = {0};
+        enum status status = handle_control(link, &problem);
+        if (status == STATUS_VERSION) {
+            *err = problem;
+            return status;
+        }
+        if (status != STATUS_OK) {
+            log_failure("link", &problem);
+        }
+    }
+    return STATUS_OK;
+}
+
+static void drain_plans(struct link *link) {
+    while (transport_receive(link->plan, &link->in, NULL) == STATUS_OK) {
+        link->heard_us = clock_monotonic_us();
+        enum status status = frame_queue_put(link->options->to_step, LINK_FRAME_PLAN, link->in.data,
+                                             link->in.bytes_used);
+        if (status != STATUS_OK) {
+            log_warn("link", "a plan was dropped because=%s", status_name(status));
+        }
+    }
+}
+
+// ---- from the step thread ----------------------------------------------------------------------
+
+static void drain_step(struct link *link) {
+    uint32_t kind = 0;
+    size_t bytes = 0;
+    enum status status;
+    while ((status = frame_queue_take(link->options->from_step, &kind, link->frame, &bytes)) ==
+           STATUS_OK) {
+        struct transport *channel = kind == LINK_FRAME_RESULT ? link->plan : link->control;
+        enum status sent = transport_send(channel, NULL, link->frame, bytes);
+        if (sent != STATUS_OK && kind != LINK_FRAME_CONTROL) {
+            log_warn("link", "a message to the controller was lost because=%s", status_name(sent));
+        }
+        if (kind == LINK_FRAME_FAILED) {
+            link->leaving = true;
+        }
+    }
+    if (status == STATUS_SHUTDOWN) {
+        link->leaving = true;
+    }
+}
+
+// ---- the loop ----------------------------------------------------------------------------------
+
+static enum status loop(struct link *link, struct error *err) {
+    link->heard_us = clock_monotonic_us();
+    while (!link->leaving) {
+        // Descriptors of the channels are edge-triggered: look before sleeping, every time.
+        TRY(drain_control(link, err));
+        drain_plans(link);
+        drain_step(link);
+        uint64_t now_us = clock_monotonic_us();
+        say_something(link, now_us);
+        if (now_us - link->heard_us > SILENCE_US) {
+            return error_set(err, STATUS_PEER_LOST, "no word from the controller for %d s",
+                             SILENCE_US / 1000000);
+        }
+        if (*link->options->stop != 0) {
+            break;
+        }
+        struct pollfd wait[3] = {
+            {.fd = transport_fd(link->plan), .events = POLLIN},
+            {.fd = transport_fd(link->control), .events = POLLIN},
+            {.fd = frame_queue_fd(link->options->from_step), .events = POLLIN},
+        };
+        TRY(drain_control(link, err));
+        drain_plans(link);
+        poll(wait, 3, HEARTBEAT_US / 1000);
+    }
+    return STATUS_SHUTDOWN;
+}
+
+enum status controller_link_run(const struct controller_link_options *options, struct error *err) {
+    struct link link = {.options = options};
+    arena_init(&link.arena, 4 * (size_t)BOUND_PLAN_BYTES);
+    buf_init(&link.out, BOUND_CONTROL_BYTES + MESSAGE_HEADER_BYTES);
+    buf_init(&link.in, BOUND_PLAN_BYTES + MESSAGE_HEADER_BYTES);
+    link.frame = memory_alloc(BOUND_PLAN_BYTES + MESSAGE_HEADER_BYTES);
+    enum status status =
+        link.frame == NULL ? error_set(err, STATUS_EXHAUSTED, "no memory for a link") : STATUS_OK;
+    if (status == STATUS_OK) {
+        status = open_channel(&link, "plan", QUEUE_PLAN, BOUND_PLAN_BYTES + MESSAGE_HEADER_BYTES,
+                              &link.plan, err);
+    }
+    if (status == STATUS_OK) {
+        status = open_channel(&link, "control", QUEUE_CONTROL,
+                              BOUND_CONTROL_BYTES + MESSAGE_HEADER_BYTES, &link.control, err);
+    }
+    if (status == STATUS_OK) {
+        status = loop(&link, err);
+        struct control_message goodbye = {
+            .kind = MESSAGE_KIND_GOODBYE,
+            .address = {.epoch = link.epoch},
+            .text = {.code = 0, .text = "leaving"},
+        };
+        if (status == STATUS_SHUTDOWN) {
+            send_control(&link, &goodbye);
+        }
+    }
+    transport_close(link.plan);
+    transport_close(link.control);
+    memory_free(link.frame);
+    buf_deinit(&link.in);
+    buf_deinit(&link.out);
+    arena_deinit(&link.arena);
+    return status;
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef WORKER_NET_CONTROLLER_LINK_H
+#define WORKER_NET_CONTROLLER_LINK_H
+
+#include "common/status.h"
+#include "worker/net/frame_queue.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+// The worker's side of the links: the I/O thread's whole life.
+//
+// The idea: a loop over three descriptors (plan channel, control channel, frames from the step
+// thread). It says HELLO until it is welcomed, carries frames both ways without reading their
+// bodies, sends heartbeats from counters that the step thread publishes, and leaves when it is told
+// to, when the step thread says so, or when the controller has been silent for too long.
+//
+//   Owns       its two channels; keeps the queues.
+//   Thread     the I/O thread.
+//   Allocates  while opening.
+//   Fails      PEER_LOST when the controller stays away, VERSION when it refuses us.
+
+enum link_frame {
+    LINK_FRAME_PLAN = 1,    // to the step thread: a whole plan message
+    LINK_FRAME_WELCOME,     // to the step thread: a new epoch, 8 bytes
+    LINK_FRAME_RESULT,      // from the step thread: a whole result message
+    LINK_FRAME_CONTROL,     // from the step thread: a whole control message
+    LINK_FRAME_FAILED,      // from the step thread: start-up failed; a GOODBYE message, then leave
+};
+
+// Published by the step thread, read by the link.
+struct link_progress {
+    _Atomic uint64_t applied_seq;
+    _Atomic uint64_t completed_seq;
+};
+
+struct controller_link_options {
+    const char *address;    // ipc:///dir
+    const char *worker_id;
+    const char *model_name;
+    const char *device;
+    struct frame_queue *to_step;
+    struct frame_queue *from_step;
+    struct link_progress *progress;
+    const volatile int *stop;
+};
+
+// Runs until the end and says why: SHUTDOWN (asked by controller or signal), PEER_LOST, VERSION.
+enum status controller_link_run(const struct controller_link_options *options, struct error *err);
+
+#endif
