@@ -91,6 +91,7 @@
 #define BOUND_GGUF_KEY_BYTES 1024u
 #define BOUND_GGUF_ALIGNMENT_BYTES 65536u
 #define BOUND_HIDDEN 65536u
+#define BOUND_MATRIX_COLS 262144u    // inner size of the widest public MLP is 65,536; refuse the model
 #define BOUND_HEADS 1024u
 #define BOUND_HEAD_DIM 1024u
 #define BOUND_WORKER_THREADS 256u

@@ -19,6 +19,10 @@
     X("common/rng", suite_rng)                                                                     \
     X("common/gguf", suite_gguf)                                                                   \
     X("common/hash", suite_hash)                                                                   \
+    X("kernels/pack", suite_kernels_pack)                                                          \
+    X("kernels/matmul", suite_kernels_matmul)                                                      \
+    X("kernels/attention", suite_kernels_attention)                                                \
+    X("worker/device/thread_pool", suite_thread_pool)                                              \
     X("controller/http/http_parse", suite_http_parse)                                              \
     X("controller/http/http_exchange", suite_http_exchange)                                        \
     X("controller/http/http_server", suite_http_server)

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cpu/matmul.h"
+
+#include "common/invariant.h"
+#include "kernels/cpu/arith.h"
+
+// Packed bytes of a task when a pass is bound by reading weights: about a microsecond, many times
+// the cost of taking a task, and small against the share of a thread that is taken away.
+enum { TASK_BYTES = 16 * 1024 };
+// Up to this many input rows a weight is read faster than it is multiplied.
+enum { FEW_ROWS = 4 };
+// Input elements that one thread prepares faster than two can agree to share.
+enum { PREPARE_ALONE_ELEMENTS = 4096 };
+
+static uint32_t min_u32(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
+
+static uint32_t div_up(uint32_t a, uint32_t b) {
+    return a / b + (a % b != 0);
+}
+
+static size_t align64(size_t bytes) {
+    return (bytes + 63) & ~(size_t)63;
+}
+
+// ---- scratch -----------------------------------------------------------------------------------
+
+static bool wants_plain(const struct op_matmul_args *args, bool plain) {
+    for (uint32_t w = 0; w < args->weight_count; w++) {
+        if (pack_is_plain(args->weight[w]->dtype) == plain) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Lays the prepared rows out from `base` and returns their size; with base NULL only the size
+// means anything.
+static size_t lay_out_input(const struct op_matmul_args *args, uint8_t *base,
+                            struct matmul_input *out) {
+    uint32_t cols = args->weight[0]->cols;
+    size_t rows = min_u32(args->row_count, MATMUL_PASS_ROWS);
+    struct matmul_input input = {.cols = cols, .block_count = cols / PACK_BLOCK};
+    uintptr_t start = (uintptr_t)base;
+    uintptr_t at = start;
+    if (wants_plain(args, false)) {
+        size_t block_bytes = align64(rows * input.block_count * sizeof(float));
+        input.q = (int8_t *)at;
+        at += align64(rows * cols);
+        input.scale = (float *)at;
+        at += block_bytes;
+        input.sum = (float *)at;
+        at += block_bytes;
+    }
+    if (wants_plain(args, true)) {
+        input.x = (float *)at;
+        at += align64(rows * cols * sizeof(float));
+    }
+    *out = input;
+    return at - start;
+}
+
+size_t matmul_scratch(const struct op_ctx *ctx, const struct op_matmul_args *args,
+                      const struct matmul_kernels *kernels) {
+    struct matmul_input input;
+    return lay_out_input(args, NULL, &input) +
+           align64(kernels->thread_scratch_bytes) * ctx->thread_count;
+}
+
+// ---- input -------------------------------------------------------------------------------------
+
+void matmul_transform(const struct op_matmul_args *args, uint32_t in_row, float rms_factor,
+                      uint32_t begin, uint32_t count, float *out) {
+    const float *x = args->x + (size_t)in_row * args->x_stride + begin;
+    switch (args->input) {
+    case OP_INPUT_PLAIN:
+        memcpy(out, x, count * sizeof *out);
+        return;
+    case OP_INPUT_RMS_NORM:
+        for (uint32_t i = 0; i < count; i++) {
+            out[i] = args->norm_weight[begin + i] * (x[i] * rms_factor);
+        }
+        return;
+    case OP_INPUT_SILU_MUL: {
+        const float *x2 = args->x2 + (size_t)in_row * args->x_stride + begin;
+        for (uint32_t i = 0; i < count; i++) {
+            out[i] = arith_silu(x[i]) * x2[i];
+        }
+        return;
+    }
+    }
+    UNREACHABLE();
+}
+
+// ---- tasks -------------------------------------------------------------------------------------
+
+struct job {
+    const struct op_matmul_args *args;
+    const struct matmul_kernels *kernels;
+    struct matmul_input input;
+    uint32_t pass_begin;    // first row of this pass
+    uint32_t rows_per_prepare_task;
+    uint32_t strip_groups[OP_MATMUL_WEIGHTS_MAX];    // groups of one task
+    uint32_t strip_count[OP_MATMUL_WEIGHTS_MAX];
+    uint32_t strips_per_panel;    // over all weights
+    uint8_t *thread_scratch;
+    size_t thread_scratch_bytes;
+};
+
+static void prepare_task(void *arg, uint32_t task_index, uint32_t thread_index) {
+    (void)thread_index;
+    struct job *job = arg;
+    uint32_t begin = task_index * job->rows_per_prepare_task;
+    uint32_t end = min_u32(begin + job->rows_per_prepare_task, job->input.row_count);
+    for (uint32_t r = begin; r < end; r++) {
+        uint32_t row = job->pass_begin + r;
+        uint32_t in_row = job->args->row_index != NULL ? job->args->row_index[row] : row;
+        job->kernels->prepare(job->args, in_row, &job->input, r);
+    }
+}
+
+static void prepare_rows(const struct op_ctx *ctx, struct job *job) {
+    uint32_t rows = job->input.row_count;
+    if ((uint64_t)rows * job->input.cols <= PREPARE_ALONE_ELEMENTS) {
+        job->rows_per_prepare_task = rows;
+        prepare_task(job, 0, 0);
+        return;
+    }
+    job->rows_per_prepare_task = div_up(PREPARE_ALONE_ELEMENTS / 2, job->input.cols);
+    ctx->parallel(ctx->pool, div_up(rows, job->rows_per_prepare_task), prepare_task, job);
+}
+
+// Neighbouring tasks share the input panel, which is what a core's cache keeps.
+static void tile_task(void *arg, uint32_t task_index, uint32_t thread_index) {
+    struct job *job = arg;
+    uint32_t panel = task_index / job->strips_per_panel;
+    uint32_t strip = task_index % job->strips_per_panel;
+    uint32_t w = 0;
+    while (strip >= job->strip_count[w]) {
+        strip -= job->strip_count[w];
+        w++;
+    }
+    const struct op_weight *weight = job->args->weight[w];
+    uint32_t group_begin = strip * job->strip_groups[w];
+    uint32_t row_begin = panel * MATMUL_TILE_ROWS;
+    uint32_t y_stride = job->args->y_stride[w];
+    struct matmul_tile tile = {
+        .weight = weight,
+        .input = &job->input,
+        .group_begin = group_begin,
+        .group_end = min_u32(group_begin + job->strip_groups[w], pack_group_count(weight->rows)),
+        .row_begin = row_begin,
+        .row_end = min_u32(row_begin + MATMUL_TILE_ROWS, job->input.row_count),
+        .y = job->args->y[w] + (size_t)job->pass_begin * y_stride,
+        .y_stride = y_stride,
+        .accumulate = job->args->accumulate,
+        .scratch = job->thread_scratch + job->thread_scratch_bytes * thread_index,
+    };
+    job->kernels->tile(&tile);
+}
+
+static uint32_t choose_strip_groups(const struct op_weight *weight, uint32_t row_count) {
+    if (row_count > FEW_ROWS) {
+        return 2;
+    }
+    size_t group_bytes = pack_group_bytes(weight->dtype, weight->cols);
+    return group_bytes >= TASK_BYTES ? 1 : (uint32_t)(TASK_BYTES / group_bytes);
+}
+
+static void run_tiles(const struct op_ctx *ctx, struct job *job) {
+    job->strips_per_panel = 0;
+    for (uint32_t w = 0; w < job->args->weight_count; w++) {
+        const struct op_weight *weight = job->args->weight[w];
+        job->strip_groups[w] = choose_strip_groups(weight, job->input.row_count);
+        job->strip_count[w] = div_up(pack_group_count(weight->rows), job->strip_groups[w]);
+        job->strips_per_panel += job->strip_count[w];
+    }
+    uint32_t panel_count = div_up(job->input.row_count, MATMUL_TILE_ROWS);
+    ctx->parallel(ctx->pool, panel_count * job->strips_per_panel, tile_task, job);
+}
+
+void matmul_run(const struct op_ctx *ctx, const struct op_matmul_args *args,
+                const struct matmul_kernels *kernels) {
+    INVARIANT(args->weight_count >= 1);
+    INVARIANT(args->weight_count <= OP_MATMUL_WEIGHTS_MAX);
+    for (uint32_t w = 1; w < args->weight_count; w++) {
+        INVARIANT(args->weight[w]->cols == args->weight[0]->cols);
+    }
+    INVARIANT(ctx->scratch_bytes >= matmul_scratch(ctx, args, kernels));
+    struct job job = {.args = args, .kernels = kernels};
+    size_t input_bytes = lay_out_input(args, ctx->scratch, &job.input);
+    job.thread_scratch = ctx->scratch + input_bytes;
+    job.thread_scratch_bytes = align64(kernels->thread_scratch_bytes);
+    for (uint32_t begin = 0; begin < args->row_count; begin += MATMUL_PASS_ROWS) {
+        job.pass_begin = begin;
+        job.input.row_count = min_u32(args->row_count - begin, MATMUL_PASS_ROWS);
+        prepare_rows(ctx, &job);
+        run_tiles(ctx, &job);
+    }
+}

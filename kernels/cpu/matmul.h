@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef KERNELS_CPU_MATMUL_H
+#define KERNELS_CPU_MATMUL_H
+
+#include "kernels/cpu/pack.h"
+#include "kernels/ops.h"
+
+// Matrix product with packed weights: the driver that cuts it into tasks, and the two inner pieces
+// each instruction set supplies.
+//
+// The idea: first every input row is brought into the form the weights want, once (norm or SiLU
+// applied, then 8 bits per 32 columns for quantised weights, float32 for plain ones); then tiles of
+// 8-row groups x input rows are taken from a counter. An output element is computed by one fixed
+// chain over its columns, whatever tile it falls into:
+//
+//   quantised: for each block of 32 columns, with the integer dot product exact,
+//                  acc = fma(dot, weight_scale * input_scale, acc)
+//                  acc = fma(weight_min, input_sum, acc)            (types with a minimum)
+//   plain:     for each span of 64 columns, part = 0, then for each column
+//                  part = fma(weight, x, part)
+//              and acc = acc + part: short chains round less than one over all columns.
+//
+//   Owns       nothing; all memory is the caller's scratch.
+//   Thread     as the operation table says.
+//   Allocates  never.
+//   Fails      never.
+
+enum {
+    MATMUL_PASS_ROWS = 512,    // input rows prepared at once: bounds the scratch
+    MATMUL_TILE_ROWS = 128,    // input rows of one task: what stays in a core's second-level cache
+    MATMUL_PLAIN_SPAN = 64,    // columns of one chain of a plain weight
+};
+
+// Input rows in prepared form. Pointers that no weight needs are NULL.
+struct matmul_input {
+    uint32_t row_count;
+    uint32_t cols;
+    uint32_t block_count;    // cols / 32
+    int8_t *q;               // [row_count, cols]
+    float *scale;            // [row_count, block_count]
+    float *sum;              // [row_count, block_count] scale * sum of q
+    float *x;                // [row_count, cols]
+};
+
+// One task: rows of groups [group_begin, group_end) for input rows [row_begin, row_end), at most
+// MATMUL_TILE_ROWS of them. `y` points at input row 0 of this pass.
+struct matmul_tile {
+    const struct op_weight *weight;
+    const struct matmul_input *input;
+    uint32_t group_begin, group_end;
+    uint32_t row_begin, row_end;
+    float *y;    // [row_count, y_stride]
+    uint32_t y_stride;
+    bool accumulate;
+    uint8_t *scratch;    // this thread's, 64-byte aligned
+};
+
+struct matmul_kernels {
+    // Writes prepared row `out_row` from row `in_row` of the arguments' x.
+    void (*prepare)(const struct op_matmul_args *args, uint32_t in_row,
+                    const struct matmul_input *input, uint32_t out_row);
+    void (*tile)(const struct matmul_tile *tile);
+    size_t thread_scratch_bytes;
+};
+
+extern const struct matmul_kernels matmul_kernels_scalar;
+extern const struct matmul_kernels matmul_kernels_avx2;
+extern const struct matmul_kernels matmul_kernels_avx512;
+
+size_t matmul_scratch(const struct op_ctx *ctx, const struct op_matmul_args *args,
+                      const struct matmul_kernels *kernels);
+void matmul_run(const struct op_ctx *ctx, const struct op_matmul_args *args,
+                const struct matmul_kernels *kernels);
+
+// The input transform for one element range, shared by the scalar table and the ends of rows in
+// the vector ones: out[0..count) from columns [begin, begin + count).
+void matmul_transform(const struct op_matmul_args *args, uint32_t in_row, float rms_factor,
+                      uint32_t begin, uint32_t count, float *out);
+
+// Writes 8 finished sums to rows 8 * group .. of y[row], leaving out those past the weight's end.
+static inline void matmul_store(const struct matmul_tile *tile, uint32_t group, uint32_t row,
+                                const float *sum) {
+    float *y = tile->y + (size_t)row * tile->y_stride + (size_t)PACK_ROWS * group;
+    uint32_t left = tile->weight->rows - PACK_ROWS * group;
+    uint32_t count = left < PACK_ROWS ? left : PACK_ROWS;
+    for (uint32_t i = 0; i < count; i++) {
+        y[i] = tile->accumulate ? y[i] + sum[i] : sum[i];
+    }
+}
+
+#endif
