@@ -78,6 +78,15 @@
 #define BOUND_GROUPS 64u
 #define BOUND_RANKS 64u
 
+// Prompt tokens of one step while others decode: bounds the gap between their tokens.
+#define BOUND_PREFILL_CONTENDED_TOKENS 128u
+// Times a request is resumed after its group was lost. Then it fails.
+#define BOUND_RESUMES 3u
+// A group without a worker. Then its requests fail.
+#define BOUND_RECOVERY_US (60u * 1000 * 1000)
+// Predicted wait told to a client that is refused.
+#define BOUND_RETRY_AFTER_MS 60000u
+
 // ---- messages ----------------------------------------------------------------------------------
 #define BOUND_PLAN_BYTES (1024u * 1024)    // one plan or result; disconnect
 #define BOUND_CONTROL_BYTES (64u * 1024)
@@ -91,7 +100,8 @@
 #define BOUND_GGUF_KEY_BYTES 1024u
 #define BOUND_GGUF_ALIGNMENT_BYTES 65536u
 #define BOUND_HIDDEN 65536u
-#define BOUND_MATRIX_COLS 262144u    // inner size of the widest public MLP is 65,536; refuse the model
+#define BOUND_MATRIX_COLS                                                                          \
+    262144u    // inner size of the widest public MLP is 65,536; refuse the model
 #define BOUND_HEADS 1024u
 #define BOUND_HEAD_DIM 1024u
 #define BOUND_WORKER_THREADS 256u

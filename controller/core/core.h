@@ -92,6 +92,7 @@ enum core_action_kind {
     CORE_ACTION_FINISHED,    // terminal
     CORE_ACTION_REJECTED,    // terminal: never started
     CORE_ACTION_DRAINED,     // nothing is left after DRAIN or ABORT_ALL
+    CORE_ACTION_RESYNC,      // the worker's state is not ours: give it a new epoch
 };
 
 enum finish_reason {
@@ -116,8 +117,11 @@ struct core_action {
     union {
         struct {
             struct worker_id worker;
-            const struct plan *plan;    // alive until the next tick
+            const struct plan *plan;    // encode it at once: chunks point into requests' tokens
         } send;
+        struct {
+            struct worker_id worker;
+        } resync;
         struct {
             struct request_id id;
             const struct result_row
@@ -143,12 +147,11 @@ typedef void (*core_action_fn)(void *ctx, const struct core_action *action);
 // ---- life cycle --------------------------------------------------------------------------------
 
 struct core_config {
-    uint32_t seqs_max;                 // running sequences, <= BOUND_SEQS
-    uint32_t waiting_max;              // queued requests, <= BOUND_WAITING
-    uint32_t step_tokens_max;          // --max-num-batched-tokens
-    uint32_t blocks_max;               // most KV blocks a worker may report
-    uint32_t plans_outstanding_max;    // 1 .. BOUND_PLANS_OUTSTANDING
-    uint64_t group;                    // id of the group this core drives
+    uint32_t seqs_max;           // running sequences, <= BOUND_SEQS
+    uint32_t waiting_max;        // queued requests, <= BOUND_WAITING
+    uint32_t step_tokens_max;    // --max-num-batched-tokens
+    uint32_t blocks_max;         // most KV blocks a worker may report
+    uint64_t group;              // id of the group this core drives
 };
 
 enum status core_create(const struct core_config *config, struct core **out,

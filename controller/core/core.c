@@ -1,0 +1,513 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "controller/core/core.h"
+
+#include "common/invariant.h"
+#include "common/memory.h"
+#include "controller/core/kv_blocks.h"
+#include "controller/core/request.h"
+#include "controller/core/scheduler.h"
+#include "controller/core/step_plan.h"
+#include <string.h>
+
+struct core {
+    struct core_config config;
+    struct request_table *requests;
+    struct kv_blocks *blocks;
+    struct scheduler *scheduler;
+    struct step_plan *plan;
+    struct core_counters counters;
+    // The worker of the group.
+    bool ready;
+    struct worker_id worker;
+    uint64_t epoch;
+    uint64_t next_seq;
+    bool outstanding;    // plan next_seq - 1 has no result yet
+    uint64_t outstanding_since_us;
+    uint32_t outstanding_rows;
+    uint64_t away_since_us;    // when the worker was lost, while !ready
+    struct message_capacity capacity;
+    struct plan_limits limits;
+    bool draining;
+    bool drained_told;
+    // Predictions.
+    double us_per_row;       // of a step, smoothed
+    double us_per_finish;    // between terminal actions, smoothed
+    uint64_t last_finish_us;
+    // Of the running tick.
+    uint64_t now_us;
+    core_action_fn action;
+    void *action_ctx;
+};
+
+// ---- life cycle --------------------------------------------------------------------------------
+
+static enum status check_config(const struct core_config *config, struct error *err) {
+    if (config->seqs_max == 0 || config->seqs_max > BOUND_SEQS ||
+        config->waiting_max > BOUND_WAITING || config->step_tokens_max == 0 ||
+        config->step_tokens_max > BOUND_STEP_TOKENS || config->blocks_max == 0 ||
+        config->blocks_max > BOUND_BLOCKS) {
+        return error_set(err, STATUS_INVALID, "core limits are outside their bounds");
+    }
+    return STATUS_OK;
+}
+
+static enum status create_parts(struct core *core, struct error *err) {
+    const struct core_config *config = &core->config;
+    TRY(request_table_create(config->seqs_max + config->waiting_max, &core->requests, err));
+    TRY(kv_blocks_create(config->blocks_max, &core->blocks, err));
+    TRY(step_plan_create(config->seqs_max, &core->plan, err));
+    struct scheduler_options options = {
+        .requests = core->requests,
+        .blocks = core->blocks,
+        .seqs_max = config->seqs_max,
+        .step_tokens_max = config->step_tokens_max,
+        // Blocks hold at least 16 tokens.
+        .blocks_per_seq_max = BOUND_SEQ_TOKENS / 16,
+    };
+    return scheduler_create(&options, &core->scheduler, err);
+}
+
+enum status core_create(const struct core_config *config, struct core **out, struct error *err) {
+    TRY(check_config(config, err));
+    struct core *core = memory_zalloc(sizeof *core);
+    if (core == NULL) {
+        return error_set(err, STATUS_EXHAUSTED, "no memory for the core");
+    }
+    core->config = *config;
+    enum status status = create_parts(core, err);
+    if (status != STATUS_OK) {
+        core_destroy(core);
+        return status;
+    }
+    *out = core;
+    return STATUS_OK;
+}
+
+void core_destroy(struct core *core) {
+    if (core == NULL) {
+        return;
+    }
+    scheduler_destroy(core->scheduler);
+    step_plan_destroy(core->plan);
+    kv_blocks_destroy(core->blocks);
+    request_table_destroy(core->requests);
+    memory_free(core);
+}
+
+// ---- actions -----------------------------------------------------------------------------------
+
+static void act(struct core *core, const struct core_action *action) {
+    core->action(core->action_ctx, action);
+}
+
+static bool is_running(const struct request *request) {
+    return request->state == REQUEST_PREFILLING || request->state == REQUEST_DECODING;
+}
+
+// The one way out for a request that was accepted.
+static void finish(struct core *core, uint32_t index, enum finish_reason reason) {
+    struct request *request = request_at(core->requests, index);
+    struct core_action action = {
+        .kind = CORE_ACTION_FINISHED,
+        .finished = {.id = request->spec.id,
+                     .reason = reason,
+                     .prompt_count = request->spec.prompt_count,
+                     .output_count = request->known - request->spec.prompt_count},
+    };
+    core->counters.requests_finished[request->spec.class_][reason]++;
+    if (is_running(request)) {
+        scheduler_release(core->scheduler, index, core->next_seq);
+    }
+    request_table_remove(core->requests, index);
+    uint64_t since_us = core->now_us - core->last_finish_us;
+    core->us_per_finish =
+        core->last_finish_us == 0 ? 0.0 : 0.9 * core->us_per_finish + 0.1 * (double)since_us;
+    core->last_finish_us = core->now_us;
+    act(core, &action);
+}
+
+static void reject(struct core *core, const struct core_request *spec, enum reject_reason reason,
+                   uint32_t retry_after_ms) {
+    core->counters.requests_rejected[spec->class_][reason]++;
+    struct core_action action = {
+        .kind = CORE_ACTION_REJECTED,
+        .rejected = {.id = spec->id, .reason = reason, .retry_after_ms = retry_after_ms},
+    };
+    act(core, &action);
+}
+
+// ---- requests ----------------------------------------------------------------------------------
+
+// Time until half of the line is served, at the recent pace (serving.md 1.8).
+static uint32_t retry_after_ms(const struct core *core) {
+    double waiting = (double)request_waiting_count(core->requests);
+    double ms = waiting * 0.5 * core->us_per_finish / 1000.0;
+    if (ms < 1000.0) {
+        return 1000;
+    }
+    return ms > BOUND_RETRY_AFTER_MS ? BOUND_RETRY_AFTER_MS : (uint32_t)ms;
+}
+
+static bool has_output_or_score(const struct core_request *spec) {
+    return spec->output_max > 0 || spec->sampling.want_prompt_logprobs;
+}
+
+static void take_request(struct core *core, const struct core_request *spec) {
+    INVARIANT(spec->id.value != 0);
+    INVARIANT(spec->prompt_count > 0);
+    INVARIANT(has_output_or_score(spec));
+    INVARIANT((uint64_t)spec->prompt_count + spec->output_max <= spec->token_capacity);
+    INVARIANT(spec->class_ < REQUEST_CLASS_COUNT);
+    if (core->draining) {
+        reject(core, spec, REJECT_REASON_DRAINING, 1000);
+        return;
+    }
+    if (core->epoch == 0) {
+        reject(core, spec, REJECT_REASON_UNAVAILABLE, 1000);
+        return;
+    }
+    if (core->ready && scheduler_too_large(core->scheduler, spec)) {
+        reject(core, spec, REJECT_REASON_TOO_LARGE, 0);
+        return;
+    }
+    bool full = request_waiting_count(core->requests) >= core->config.waiting_max;
+    if (full || request_table_add(core->requests, spec) == REQUEST_NONE) {
+        reject(core, spec, REJECT_REASON_QUEUE_FULL, retry_after_ms(core));
+        return;
+    }
+    request_at(core->requests, request_find(core->requests, spec->id))->arrived_us = core->now_us;
+}
+
+static void end_request(struct core *core, struct request_id id, enum finish_reason reason) {
+    uint32_t index = request_find(core->requests, id);
+    if (index != REQUEST_NONE) {
+        finish(core, index, reason);
+    }
+}
+
+// Finishes everything, running and waiting, in the order of the table.
+static void finish_all(struct core *core, enum finish_reason reason) {
+    for (uint32_t slot = 0; slot < core->limits.envelope.seqs; slot++) {
+        // Any generation will do: ask for the one that is there.
+        uint32_t index = scheduler_slot_request(core->scheduler, slot);
+        if (index != REQUEST_NONE) {
+            finish(core, index, reason);
+        }
+    }
+    uint32_t index;
+    while ((index = request_waiting_first(core->requests)) != REQUEST_NONE) {
+        finish(core, index, reason);
+    }
+}
+
+// ---- the worker --------------------------------------------------------------------------------
+
+static void take_ready(struct core *core, const struct core_input *input) {
+    const struct message_capacity *capacity = input->ready.capacity;
+    if (input->ready.epoch <= core->epoch) {
+        return;    // an old report
+    }
+    if (core->ready) {
+        scheduler_stop(core->scheduler);
+    }
+    core->ready = true;
+    core->worker = input->ready.worker;
+    core->epoch = input->ready.epoch;
+    core->next_seq = 1;
+    core->outstanding = false;
+    core->capacity = *capacity;
+    core->limits = (struct plan_limits){.envelope = capacity->envelope,
+                                        .block_tokens = capacity->block_tokens,
+                                        .kv_blocks = capacity->kv_blocks,
+                                        .vocabulary = capacity->vocabulary};
+    if (core->limits.kv_blocks > core->config.blocks_max) {
+        core->limits.kv_blocks = core->config.blocks_max;
+        core->capacity.kv_blocks = core->config.blocks_max;
+    }
+    if (core->limits.envelope.seqs > core->config.seqs_max) {
+        core->limits.envelope.seqs = core->config.seqs_max;
+    }
+    scheduler_start(core->scheduler, &core->capacity);
+}
+
+// Running requests wait again with their token logs. Who was lost too often fails.
+static void lose_worker(struct core *core) {
+    if (!core->ready) {
+        return;
+    }
+    core->ready = false;
+    core->outstanding = false;
+    core->away_since_us = core->now_us;
+    for (uint32_t slot = 0; slot < core->limits.envelope.seqs; slot++) {
+        uint32_t index = scheduler_slot_request(core->scheduler, slot);
+        if (index == REQUEST_NONE) {
+            continue;
+        }
+        struct request *request = request_at(core->requests, index);
+        core->counters.tokens_recomputed += request->computed;
+        if (++request->resumes > BOUND_RESUMES) {
+            finish(core, index, FINISH_REASON_FAULT);
+        }
+    }
+    scheduler_stop(core->scheduler);
+}
+
+static void take_lost(struct core *core, const struct core_input *input) {
+    if (core->ready && core->worker.value == input->lost.worker.value) {
+        lose_worker(core);
+    }
+}
+
+static void resync(struct core *core) {
+    struct core_action action = {.kind = CORE_ACTION_RESYNC, .resync = {.worker = core->worker}};
+    core->counters.plan_refusals++;
+    lose_worker(core);
+    act(core, &action);
+}
+
+// ---- results -----------------------------------------------------------------------------------
+
+static bool is_stop_token(const struct sampling_params *sampling, int32_t token) {
+    for (uint32_t i = 0; i < sampling->stop_token_count; i++) {
+        if (sampling->stop_tokens[i] == token) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void take_row(struct core *core, const struct result_row *row) {
+    uint32_t index = scheduler_owner(core->scheduler, row->ref);
+    if (index == REQUEST_NONE) {
+        return;    // its request ended while the step ran
+    }
+    struct request *request = request_at(core->requests, index);
+    bool stop = false;
+    if (!row->is_prompt) {
+        INVARIANT(row->position == request->known);
+        INVARIANT(request->known < request->len_max);
+        request->spec.tokens[request->known++] = row->token;
+        core->counters.tokens_generated++;
+        stop = is_stop_token(&request->spec.sampling, row->token);
+    }
+    struct core_action action = {
+        .kind = CORE_ACTION_TOKEN,
+        .token = {.id = request->spec.id, .row = row, .is_stop_token = stop},
+    };
+    act(core, &action);
+    if (row->is_prompt) {
+        return;
+    }
+    if (stop) {
+        finish(core, index, FINISH_REASON_STOP);
+    } else if (request->known == request->len_max) {
+        finish(core, index, FINISH_REASON_LENGTH);
+    }
+}
+
+// A result is only believed as a whole: each generated row must continue the log it belongs to.
+static bool result_fits(const struct core *core, const struct step_result *result) {
+    if (result_validate(result, &core->limits, NULL) != STATUS_OK) {
+        return false;
+    }
+    for (uint32_t i = 0; i < result->row_count; i++) {
+        const struct result_row *row = &result->rows[i];
+        uint32_t index = scheduler_owner(core->scheduler, row->ref);
+        if (index == REQUEST_NONE) {
+            continue;
+        }
+        const struct request *request = request_at(core->requests, index);
+        bool continues = row->position == request->known && request->known < request->len_max;
+        bool scores = row->position < request->spec.prompt_count;
+        if (row->is_prompt ? !scores : !continues) {
+            return false;
+        }
+        // One row per sequence and step: a second one would not continue the log.
+        for (uint32_t k = i; !row->is_prompt && k-- > 0;) {
+            if (!result->rows[k].is_prompt && result->rows[k].ref.slot == row->ref.slot) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+// Prompts that were only scored end when their last chunk is computed.
+static void finish_scored(struct core *core) {
+    for (uint32_t slot = 0; slot < core->limits.envelope.seqs; slot++) {
+        uint32_t index = scheduler_slot_request(core->scheduler, slot);
+        if (index == REQUEST_NONE) {
+            continue;
+        }
+        const struct request *request = request_at(core->requests, index);
+        if (request->spec.output_max == 0 && request->computed == request->known) {
+            finish(core, index, FINISH_REASON_LENGTH);
+        }
+    }
+}
+
+static void learn_pace(struct core *core, const struct step_result *result) {
+    if (core->outstanding_rows == 0) {
+        return;
+    }
+    double us = (double)result->step_us / core->outstanding_rows;
+    core->us_per_row = core->us_per_row == 0.0 ? us : 0.9 * core->us_per_row + 0.1 * us;
+}
+
+static void take_result(struct core *core, const struct core_input *input) {
+    const struct step_result *result = input->result.result;
+    bool ours = core->ready && core->worker.value == input->result.worker.value &&
+                result->epoch == core->epoch && core->outstanding &&
+                result->seq == core->next_seq - 1;
+    if (!ours) {
+        core->counters.results_stale++;
+        return;
+    }
+    if (result->status != RESULT_STATUS_OK || !result_fits(core, result)) {
+        resync(core);
+        return;
+    }
+    core->outstanding = false;
+    learn_pace(core, result);
+    scheduler_complete(core->scheduler, result->seq);
+    for (uint32_t i = 0; i < result->row_count; i++) {
+        take_row(core, &result->rows[i]);
+    }
+    finish_scored(core);
+}
+
+// ---- the tick ----------------------------------------------------------------------------------
+
+static void take_input(struct core *core, const struct core_input *input) {
+    switch (input->kind) {
+    case CORE_INPUT_REQUEST:
+        take_request(core, input->request);
+        break;
+    case CORE_INPUT_CANCEL:
+        end_request(core, input->id, FINISH_REASON_CANCELLED);
+        break;
+    case CORE_INPUT_STOP:
+        end_request(core, input->id, FINISH_REASON_STOP);
+        break;
+    case CORE_INPUT_WORKER_READY:
+        take_ready(core, input);
+        break;
+    case CORE_INPUT_WORKER_LOST:
+        take_lost(core, input);
+        break;
+    case CORE_INPUT_RESULT:
+        take_result(core, input);
+        break;
+    case CORE_INPUT_DRAIN:
+        core->draining = true;
+        break;
+    case CORE_INPUT_ABORT_ALL:
+        core->draining = true;
+        finish_all(core, FINISH_REASON_SHUTDOWN);
+        break;
+    }
+}
+
+static uint32_t plan_rows(const struct plan *plan) {
+    uint32_t rows = plan->decode_rows;
+    for (uint32_t i = 0; i < plan->prefill_count; i++) {
+        rows += plan->prefills[i].token_count;
+    }
+    return rows;
+}
+
+static void send_next_plan(struct core *core) {
+    if (!core->ready || core->outstanding) {
+        return;
+    }
+    step_plan_reset(core->plan);
+    if (!scheduler_plan(core->scheduler, core->plan)) {
+        return;
+    }
+    const struct plan *plan =
+        step_plan_finish(core->plan, core->config.group, core->epoch, core->next_seq);
+    struct error err = {0};
+    enum status status = plan_validate(plan, &core->limits, &err);
+    INVARIANT(status == STATUS_OK);
+    core->next_seq++;
+    core->outstanding = true;
+    core->outstanding_since_us = core->now_us;
+    core->outstanding_rows = plan_rows(plan);
+    core->counters.plans++;
+    core->counters.tokens_prompt_computed += core->outstanding_rows - plan->decode_rows;
+    struct core_action action = {.kind = CORE_ACTION_SEND_PLAN,
+                                 .send = {.worker = core->worker, .plan = plan}};
+    act(core, &action);
+}
+
+void core_tick(struct core *core, uint64_t now_us, const struct core_input *inputs,
+               uint32_t input_count, core_action_fn action, void *ctx) {
+    INVARIANT(now_us >= core->now_us);
+    core->now_us = now_us;
+    core->action = action;
+    core->action_ctx = ctx;
+    for (uint32_t i = 0; i < input_count; i++) {
+        take_input(core, &inputs[i]);
+    }
+    bool given_up =
+        !core->ready && core->epoch != 0 && now_us - core->away_since_us > BOUND_RECOVERY_US;
+    if (given_up) {
+        finish_all(core, FINISH_REASON_FAULT);
+    }
+    send_next_plan(core);
+    if (core->draining && !core->drained_told && request_table_count(core->requests) == 0) {
+        core->drained_told = true;
+        act(core, &(struct core_action){.kind = CORE_ACTION_DRAINED});
+    }
+}
+
+// ---- queries -----------------------------------------------------------------------------------
+
+const struct core_counters *core_counters(const struct core *core) {
+    return &core->counters;
+}
+
+const struct message_capacity *core_capacity(const struct core *core) {
+    return core->epoch == 0 ? NULL : &core->capacity;
+}
+
+// A step is overdue past six times its predicted time, and never before a second (serving.md 2.6).
+static uint64_t step_overdue_us(const struct core *core, uint64_t now_us) {
+    if (!core->outstanding) {
+        return 0;
+    }
+    uint64_t predicted = (uint64_t)(6.0 * core->us_per_row * core->outstanding_rows);
+    // Without experience any step may take long: the first one of a large model, for example.
+    uint64_t floor_us = core->us_per_row == 0.0 ? 30u * 1000 * 1000 : 1000 * 1000;
+    uint64_t allowed = predicted > floor_us ? predicted : floor_us;
+    uint64_t elapsed = now_us - core->outstanding_since_us;
+    return elapsed > allowed ? elapsed - allowed : 0;
+}
+
+void core_gauges(const struct core *core, uint64_t now_us, struct core_gauges *out) {
+    struct scheduler_counts counts;
+    scheduler_count(core->scheduler, &counts);
+    *out = (struct core_gauges){
+        .queued = request_waiting_count(core->requests),
+        .prefilling = counts.prefilling,
+        .decoding = counts.decoding,
+        .kv_blocks_total = kv_blocks_total(core->blocks),
+        .kv_blocks_free = kv_blocks_free(core->blocks),
+        .kv_blocks_quarantined = kv_blocks_quarantined(core->blocks),
+        .ready = core->ready,
+        .draining = core->draining,
+        .step_overdue_us = step_overdue_us(core, now_us),
+    };
+    uint32_t first = request_waiting_first(core->requests);
+    if (first != REQUEST_NONE) {
+        out->queue_oldest_us = now_us - request_at(core->requests, first)->arrived_us;
+    }
+    for (uint32_t i = first; i != REQUEST_NONE; i = request_waiting_next(core->requests, i)) {
+        out->queued_tokens += request_at(core->requests, i)->known;
+    }
+}
+
+void core_audit(const struct core *core) {
+    request_table_audit(core->requests);
+    scheduler_audit(core->scheduler);
+}

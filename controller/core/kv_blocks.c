@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "controller/core/kv_blocks.h"
+
+#include "common/invariant.h"
+#include "common/memory.h"
+
+enum block_state { BLOCK_FREE, BLOCK_HELD, BLOCK_QUARANTINED };
+
+struct quarantined {
+    uint64_t fence;
+    uint32_t id;
+};
+
+struct kv_blocks {
+    uint32_t blocks_max;
+    uint32_t total;
+    uint32_t *free_ids;    // stack
+    uint32_t free_count;
+    uint8_t *state;                    // [total]
+    struct quarantined *quarantine;    // ring of `total` entries, fences ascending
+    uint32_t quarantine_first, quarantine_count;
+};
+
+enum status kv_blocks_create(uint32_t blocks_max, struct kv_blocks **out, struct error *err) {
+    struct kv_blocks *blocks = memory_zalloc(sizeof *blocks);
+    if (blocks == NULL) {
+        return error_set(err, STATUS_EXHAUSTED, "no memory for block ids");
+    }
+    blocks->blocks_max = blocks_max;
+    blocks->free_ids = memory_array(blocks_max, sizeof *blocks->free_ids);
+    blocks->state = memory_array(blocks_max, sizeof *blocks->state);
+    blocks->quarantine = memory_array(blocks_max, sizeof *blocks->quarantine);
+    if (blocks->free_ids == NULL || blocks->state == NULL || blocks->quarantine == NULL) {
+        kv_blocks_destroy(blocks);
+        return error_set(err, STATUS_EXHAUSTED, "no memory for %u block ids", blocks_max);
+    }
+    *out = blocks;
+    return STATUS_OK;
+}
+
+void kv_blocks_destroy(struct kv_blocks *blocks) {
+    if (blocks == NULL) {
+        return;
+    }
+    memory_free(blocks->free_ids);
+    memory_free(blocks->state);
+    memory_free(blocks->quarantine);
+    memory_free(blocks);
+}
+
+void kv_blocks_reset(struct kv_blocks *blocks, uint32_t block_count) {
+    INVARIANT(block_count <= blocks->blocks_max);
+    blocks->total = block_count;
+    blocks->free_count = block_count;
+    blocks->quarantine_first = 0;
+    blocks->quarantine_count = 0;
+    // Low ids on top: the pool's pages are then touched from its start.
+    for (uint32_t i = 0; i < block_count; i++) {
+        blocks->free_ids[i] = block_count - 1 - i;
+        blocks->state[i] = BLOCK_FREE;
+    }
+}
+
+enum status kv_blocks_take(struct kv_blocks *blocks, uint32_t count, uint32_t *out) {
+    // All or nothing: a partial grant would have to be undone by every caller.
+    if (count > blocks->free_count) {
+        return STATUS_EXHAUSTED;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t id = blocks->free_ids[--blocks->free_count];
+        INVARIANT(blocks->state[id] == BLOCK_FREE);
+        blocks->state[id] = BLOCK_HELD;
+        out[i] = id;
+    }
+    return STATUS_OK;
+}
+
+void kv_blocks_retire(struct kv_blocks *blocks, const uint32_t *ids, uint32_t count,
+                      uint64_t fence) {
+    for (uint32_t i = 0; i < count; i++) {
+        INVARIANT(ids[i] < blocks->total);
+        INVARIANT(blocks->state[ids[i]] == BLOCK_HELD);
+        INVARIANT(blocks->quarantine_count < blocks->total);
+        blocks->state[ids[i]] = BLOCK_QUARANTINED;
+        uint32_t at = (blocks->quarantine_first + blocks->quarantine_count) % blocks->total;
+        blocks->quarantine[at] = (struct quarantined){fence, ids[i]};
+        blocks->quarantine_count++;
+    }
+}
+
+void kv_blocks_complete(struct kv_blocks *blocks, uint64_t seq) {
+    while (blocks->quarantine_count > 0 &&
+           blocks->quarantine[blocks->quarantine_first].fence <= seq) {
+        uint32_t id = blocks->quarantine[blocks->quarantine_first].id;
+        INVARIANT(blocks->state[id] == BLOCK_QUARANTINED);
+        blocks->state[id] = BLOCK_FREE;
+        blocks->free_ids[blocks->free_count++] = id;
+        blocks->quarantine_first = (blocks->quarantine_first + 1) % blocks->total;
+        blocks->quarantine_count--;
+    }
+}
+
+uint32_t kv_blocks_total(const struct kv_blocks *blocks) {
+    return blocks->total;
+}
+
+uint32_t kv_blocks_free(const struct kv_blocks *blocks) {
+    return blocks->free_count;
+}
+
+uint32_t kv_blocks_quarantined(const struct kv_blocks *blocks) {
+    return blocks->quarantine_count;
+}
+
+uint32_t kv_blocks_held(const struct kv_blocks *blocks) {
+    return blocks->total - blocks->free_count - blocks->quarantine_count;
+}
+
+void kv_blocks_audit(const struct kv_blocks *blocks) {
+    uint32_t count[3] = {0, 0, 0};
+    for (uint32_t i = 0; i < blocks->total; i++) {
+        INVARIANT(blocks->state[i] <= BLOCK_QUARANTINED);
+        count[blocks->state[i]]++;
+    }
+    INVARIANT(count[BLOCK_FREE] == blocks->free_count);
+    INVARIANT(count[BLOCK_QUARANTINED] == blocks->quarantine_count);
+    for (uint32_t i = 0; i < blocks->free_count; i++) {
+        INVARIANT(blocks->state[blocks->free_ids[i]] == BLOCK_FREE);
+    }
+    uint64_t fence = 0;
+    for (uint32_t i = 0; i < blocks->quarantine_count; i++) {
+        const struct quarantined *entry =
+            &blocks->quarantine[(blocks->quarantine_first + i) % blocks->total];
+        INVARIANT(entry->fence >= fence);
+        fence = entry->fence;
+    }
+}

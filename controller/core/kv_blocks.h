@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CONTROLLER_CORE_KV_BLOCKS_H
+#define CONTROLLER_CORE_KV_BLOCKS_H
+
+#include "common/status.h"
+#include <stdint.h>
+
+// Block ids of one group: which are free, which are held, which wait for a plan to complete.
+//
+// The idea: the controller counts ids, the worker's kv pool owns the memory, kernels move the
+// bytes. A block that a sequence gives up may still be written by a plan in flight, so it passes
+// through a quarantine that ends when the plan numbered `fence` has completed on every rank.
+//
+//   free -> held        kv_blocks_take
+//   held -> quarantine  kv_blocks_retire(fence)
+//   quarantine -> free  kv_blocks_complete(seq >= fence)
+//
+//   Owns       its tables.
+//   Thread     the loop thread.
+//   Allocates  in create only.
+//   Fails      take: EXHAUSTED, all or nothing.
+
+struct kv_blocks;
+
+enum status kv_blocks_create(uint32_t blocks_max, struct kv_blocks **out,
+                             struct error *err) MUST_USE;
+void kv_blocks_destroy(struct kv_blocks *blocks);
+void kv_blocks_reset(struct kv_blocks *blocks, uint32_t block_count);    // all free
+
+enum status kv_blocks_take(struct kv_blocks *blocks, uint32_t count, uint32_t *out) MUST_USE;
+// Fences never go back from one call to the next.
+void kv_blocks_retire(struct kv_blocks *blocks, const uint32_t *ids, uint32_t count,
+                      uint64_t fence);
+void kv_blocks_complete(struct kv_blocks *blocks, uint64_t seq);
+
+uint32_t kv_blocks_total(const struct kv_blocks *blocks);
+uint32_t kv_blocks_free(const struct kv_blocks *blocks);
+uint32_t kv_blocks_quarantined(const struct kv_blocks *blocks);
+uint32_t kv_blocks_held(const struct kv_blocks *blocks);
+
+void kv_blocks_audit(const struct kv_blocks *blocks);
+
+#endif

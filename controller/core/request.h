@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CONTROLLER_CORE_REQUEST_H
+#define CONTROLLER_CORE_REQUEST_H
+
+#include "controller/core/core.h"
+#include "controller/core/safety_tree.h"
+#include <stdint.h>
+
+// The request table: every request from arrival to its terminal action, and the order they wait in.
+//
+//        arrive             admit             last chunk sent
+//   (none) ----> WAITING ----------> PREFILLING ------------> DECODING
+//                  ^  |                  |                       |
+//                  |  '--- cancel -----. |   .------- stop token, length, cancel, stop string
+//                  |                   v v   v
+//                  '--- worker lost   (none)            PAUSED is DECODING with `paused` set
+//
+//   from        to          by
+//   (none)      WAITING     request_table_add
+//   WAITING     PREFILLING  scheduler, when a slot is free and the state stays safe
+//   PREFILLING  DECODING    scheduler, when the result of the last chunk arrives
+//   running     WAITING     core, when the worker is lost: token log kept, blocks gone
+//   any         (none)      request_table_remove, with exactly one terminal action
+//
+//   Owns       its entries and the id index; a request's tokens belong to the shell.
+//   Thread     the loop thread.
+//   Allocates  in create only.
+//   Fails      add: EXHAUSTED when full.
+
+enum { REQUEST_NONE = UINT32_MAX };
+
+enum request_state { REQUEST_FREE, REQUEST_WAITING, REQUEST_PREFILLING, REQUEST_DECODING };
+
+struct request {
+    enum request_state state;
+    bool paused;
+    struct core_request spec;
+    uint64_t arrived_us;
+    uint32_t known;               // tokens in the log: prompt and outputs
+    uint32_t computed;            // positions whose KV a completed step has written
+    uint32_t in_flight;           // positions that the outstanding plan computes
+    uint32_t len_max;             // prompt + output_max, at most the group's sequence limit
+    uint32_t resumes;             // times its group was lost
+    uint32_t slot;                // while running
+    uint32_t block_count;         // while running
+    struct safety_claim claim;    // as registered in the safety tree, while running
+    uint32_t prev, next;          // in the waiting or the free list
+};
+
+struct request_table;
+
+enum status request_table_create(uint32_t request_max, struct request_table **out,
+                                 struct error *err) MUST_USE;
+void request_table_destroy(struct request_table *table);
+
+// A new WAITING request at the end of the line; its index, or REQUEST_NONE when the table is full.
+uint32_t request_table_add(struct request_table *table, const struct core_request *spec);
+void request_table_remove(struct request_table *table, uint32_t index);
+struct request *request_at(struct request_table *table, uint32_t index);
+uint32_t request_find(const struct request_table *table, struct request_id id);
+
+// The waiting line: first come, first served. A resumed request goes back to its front.
+uint32_t request_waiting_first(const struct request_table *table);
+uint32_t request_waiting_next(const struct request_table *table, uint32_t index);
+uint32_t request_waiting_count(const struct request_table *table);
+void request_waiting_leave(struct request_table *table, uint32_t index);
+void request_waiting_enter_front(struct request_table *table, uint32_t index);
+
+uint32_t request_table_count(const struct request_table *table);
+uint32_t request_table_max(const struct request_table *table);
+void request_table_audit(const struct request_table *table);
+
+#endif

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CONTROLLER_CORE_SCHEDULER_H
+#define CONTROLLER_CORE_SCHEDULER_H
+
+#include "controller/core/kv_blocks.h"
+#include "controller/core/request.h"
+#include "controller/core/safety_tree.h"
+#include "controller/core/step_plan.h"
+
+// Who runs in the next step: decodes always, prompts in chunks, admissions while the state is safe.
+//
+// The idea: a request is admitted when a slot is free, the blocks of its prompt are free, and the
+// banker's rule still holds with its whole worst case counted; so everything admitted can finish
+// without eviction. A decoding sequence that crosses into a new block takes one under the same
+// rule, or is paused in place until others return theirs. Prompt tokens of a step are bounded while
+// others decode.
+//
+//   Owns       slots and block lists; keeps the request table, block ids and plan builder.
+//   Thread     the loop thread.
+//   Allocates  in create only.
+//   Fails      never after create.
+
+struct scheduler;
+
+struct scheduler_options {
+    struct request_table *requests;
+    struct kv_blocks *blocks;
+    uint32_t seqs_max;
+    uint32_t step_tokens_max;
+    uint32_t blocks_per_seq_max;
+};
+
+enum status scheduler_create(const struct scheduler_options *options, struct scheduler **out,
+                             struct error *err) MUST_USE;
+void scheduler_destroy(struct scheduler *scheduler);
+
+// A worker with this capacity is there: every slot free, every block free.
+void scheduler_start(struct scheduler *scheduler, const struct message_capacity *capacity);
+// The worker is gone: running requests wait again, in the order in which they arrived.
+void scheduler_stop(struct scheduler *scheduler);
+
+// True when the request's worst case can never fit the group.
+bool scheduler_too_large(const struct scheduler *scheduler, const struct core_request *spec);
+
+// Fills the builder with the next step. False when there is nothing to do.
+bool scheduler_plan(struct scheduler *scheduler, struct step_plan *plan);
+
+// The outstanding plan `seq` completed: advances every request by what it computed.
+void scheduler_complete(struct scheduler *scheduler, uint64_t seq);
+
+// The request leaves its slot, blocks go to quarantine. `next_seq` is the number of the next plan.
+void scheduler_release(struct scheduler *scheduler, uint32_t request, uint64_t next_seq);
+
+// Which request a result row belongs to, or REQUEST_NONE when the slot has moved on.
+uint32_t scheduler_owner(const struct scheduler *scheduler, struct slot_ref ref);
+
+// The request that runs in a slot, or REQUEST_NONE.
+uint32_t scheduler_slot_request(const struct scheduler *scheduler, uint32_t slot);
+
+struct scheduler_counts {
+    uint32_t prefilling, decoding, paused;
+};
+void scheduler_count(const struct scheduler *scheduler, struct scheduler_counts *out);
+
+void scheduler_audit(const struct scheduler *scheduler);
+
+#endif
