@@ -246,7 +246,13 @@ static enum status create(struct model *model, const struct weights *weights, st
         return error_set(err, STATUS_EXHAUSTED, "no memory for the tables of %u layers",
                          c->layer_count);
     }
-    model->view.family = family;
+    model->view = (struct model_view){
+        .config = c,
+        .family = family,
+        .layers = model->layers,
+        .embed = &model->embed,
+        .output = c->tied_embeddings ? &model->embed : &model->output,
+    };
     TRY(list_weights(model, weights, err));
     size_t rope_bytes = 0;
     size_t row = (size_t)c->head_dim * sizeof(float);
@@ -322,10 +328,6 @@ void model_bind(struct model *model, void *memory) {
             *item->vector = at;
         }
     }
-    model->view.config = &model->config;
-    model->view.layers = model->layers;
-    model->view.embed = &model->embed;
-    model->view.output = model->config.tied_embeddings ? &model->embed : &model->output;
     model->view.output_norm = model->output_norm;
     model->view.rope_cos_sin = (const float *)(const void *)(model->memory + model->rope_offset);
 }

@@ -65,6 +65,10 @@ void executor_reset(struct executor *executor, uint64_t epoch) {
     batch_reset(executor->options.batch);
 }
 
+const struct op_sample_row *executor_sample_rows(const struct executor *executor) {
+    return batch_sample_rows(executor->options.batch);
+}
+
 uint64_t executor_applied_seq(const struct executor *executor) {
     return executor->applied_seq;
 }

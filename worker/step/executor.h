@@ -45,6 +45,9 @@ void executor_reset(struct executor *executor, uint64_t epoch);
 // `out` points into the executor and the batch, alive until the next call.
 void executor_run(struct executor *executor, const struct plan *plan, struct step_result *out);
 
+// The sampled rows of the last step, with their logits while the step had at most one logit tile.
+const struct op_sample_row *executor_sample_rows(const struct executor *executor);
+
 uint64_t executor_applied_seq(const struct executor *executor);
 
 #endif
