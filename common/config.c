@@ -893,3 +893,15 @@ void config_forward(const struct config *config, enum option_program program, st
         buf_append_byte(out, '\n');
     }
 }
+
+void config_hide_secrets(int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        char *word = argv[i];
+        if (strncmp(word, "--api-key=", 10) == 0 || strncmp(word, "--api_key=", 10) == 0) {
+            memset(word + 10, 'x', strlen(word + 10));
+        } else if (i + 1 < argc &&
+                   (strcmp(word, "--api-key") == 0 || strcmp(word, "--api_key") == 0)) {
+            memset(argv[i + 1], 'x', strlen(argv[i + 1]));
+        }
+    }
+}

@@ -80,6 +80,9 @@ const char *config_name(enum option_id id);    // "max-model-len"
 // given option of `program`; the caller owns the buffer. One flag per line.
 void config_forward(const struct config *config, enum option_program program, struct buf *out);
 
+// Overwrites secrets in the words of the command line, so that the process list does not show them.
+void config_hide_secrets(int argc, char **argv);
+
 // "8k" -> 8000, "8K" -> 8192, "25.6k", "2M", "1g", "-1"; false when it is no integer.
 bool config_human_int(const char *text, int64_t *out);
 

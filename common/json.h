@@ -40,7 +40,7 @@ const struct json *json_root(const struct json_doc *doc);
 
 enum json_kind json_kind(const struct json *value);    // NULL handle reads as JSON_KIND_NULL
 const char *json_kind_name(enum json_kind kind);       // "an object"
-bool json_absent(const struct json *value);           // absent or null
+bool json_absent(const struct json *value);            // absent or null
 
 bool json_bool(const struct json *value);        // false unless a bool
 int64_t json_int(const struct json *value);      // 0 unless JSON_KIND_INT

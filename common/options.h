@@ -81,7 +81,7 @@
       "instruction set of the cpu kernels; auto takes the best this machine has")                  \
     X(CONFIG, "config", STRING, NULL, OPTION_ALL_, "general", 0, 0, NULL,                          \
       "YAML file of long option names")                                                            \
-    X(CHECK, "check", BOOL, "false", OPTION_PROGRAM_SERVE, "general", 0, 0, NULL,                  \
+    X(CHECK, "check", BOOL, "false", OPTION_SW_, "general", 0, 0, NULL,                            \
       "validate flags and files, then exit")                                                       \
     X(PRINT_CONFIG, "print-config", BOOL, "false", OPTION_ALL_, "general", 0, 0, NULL,             \
       "print every option, its value and where it came from, then exit")                           \
@@ -93,8 +93,10 @@
       "one line per request")                                                                      \
     X(COLOR, "color", CHOICE, "auto", OPTION_PROGRAM_SERVE, "general", 0, 0, "auto always never",  \
       "colour on the terminal")                                                                    \
-    X(QUIET, "quiet", BOOL, "false", OPTION_PROGRAM_SERVE, "general", 0, 0, NULL,                  \
+    X(QUIET, "quiet", BOOL, "false", OPTION_SC_, "general", 0, 0, NULL,                            \
       "print only the ready line")                                                                 \
+    X(BANNER, "banner", BOOL, "false", OPTION_PROGRAM_CONTROLLER, "daemons", 0, 0, NULL,           \
+      "print start-up text for people on standard error")                                          \
     X(RUN_DIR, "run-dir", STRING, NULL, OPTION_ALL_, "daemons", 0, 0, NULL,                        \
       "directory for sockets, mode 0700 (default: a fresh one under /tmp or $XDG_RUNTIME_DIR)")    \
     X(CONTROLLER, "controller", STRING, NULL, OPTION_PROGRAM_WORKER, "daemons", 0, 0, NULL,        \

@@ -109,8 +109,8 @@ struct plan_prefill {
     uint32_t start_pos;    // position of the first token of this chunk
     uint32_t token_count;
     const int32_t *tokens;
-    // With want_prompt_logprobs, unless `last`: the token after the chunk, which the chunk's last row
-    // scores. -1 otherwise.
+    // With want_prompt_logprobs, unless `last`: the token after the chunk, which the chunk's last
+    // row scores. -1 otherwise.
     int32_t next_token;
     bool last;    // the chunk ends the prompt: its last row draws the first token
 };

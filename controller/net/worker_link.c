@@ -118,6 +118,16 @@ static struct peer *find_peer(struct worker_link *link, const char *name) {
     return NULL;
 }
 
+// A name that was here before and was given up, e.g. for its silence.
+static struct peer *find_lost_peer(struct worker_link *link, const char *name) {
+    for (uint32_t i = 0; i < WORKERS_MAX; i++) {
+        if (!link->peers[i].present && strcmp(link->peers[i].name, name) == 0) {
+            return &link->peers[i];
+        }
+    }
+    return NULL;
+}
+
 static struct worker_id id_of(const struct worker_link *link, const struct peer *peer) {
     return (struct worker_id){(uint32_t)(peer - link->peers)};
 }
@@ -238,7 +248,15 @@ static enum status take_control(struct worker_link *link, const char *name, uint
     }
     struct peer *peer = find_peer(link, name);
     if (peer == NULL) {
-        return STATUS_OK;    // a stranger: only a hello makes it known
+        peer = find_lost_peer(link, name);
+        if (peer != NULL && message.kind == MESSAGE_KIND_HEARTBEAT) {
+            // It was only silent: it starts anew, with its weights.
+            peer->present = true;
+            peer->heard_us = now_us;
+            log_info("worker_link", "worker is back worker=%s pid=%u", peer->name, peer->pid);
+            welcome(link, peer);
+        }
+        return STATUS_OK;    // of a stranger: only a hello makes it known
     }
     peer->heard_us = now_us;
     switch (message.kind) {
@@ -306,8 +324,9 @@ static void drain(struct worker_link *link, struct transport *channel, take_fn t
                      err.message[0] == '\0' ? status_text(status) : err.message);
             struct peer *peer = find_peer(link, name);
             if (peer != NULL && channel == link->plan) {
-                // What it computed is lost with the message: start its epoch anew.
-                lose(link, peer, "it sent a broken result", 0);
+                // What it computed is lost with the message: its epoch starts anew.
+                link->sink.lost(link->sink.ctx, id_of(link, peer), "it sent a broken result", 0);
+                welcome(link, peer);
             }
         }
     }

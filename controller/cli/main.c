@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// tare: the command for people. The verb comes first; each verb is one file.
+#include "common/exit_code.h"
+#include "controller/cli/serve.h"
+#include <stdio.h>
+#include <string.h>
+
+static int print_help(FILE *out) {
+    fputs("usage: tare VERB ...\n"
+          "\n"
+          "  serve MODEL [options]   start a server on this host: one controller, one worker\n"
+          "  version                 version and commit\n"
+          "  help                    this page; `tare serve --help` lists the options\n",
+          out);
+    return EXIT_CODE_OK;
+}
+
+int main(int argc, char **argv) {
+    const char *verb = argc > 1 ? argv[1] : "help";
+    if (strcmp(verb, "serve") == 0) {
+        return serve_run(argc - 1, argv + 1);
+    }
+    if (strcmp(verb, "version") == 0 || strcmp(verb, "--version") == 0) {
+        printf("tare %s (%s)\n", TARE_VERSION, TARE_COMMIT);
+        return EXIT_CODE_OK;
+    }
+    if (strcmp(verb, "help") == 0 || strcmp(verb, "--help") == 0 || strcmp(verb, "-h") == 0) {
+        return print_help(stdout);
+    }
+    fprintf(stderr, "tare: unknown verb '%s'\n", verb);
+    print_help(stderr);
+    return EXIT_CODE_USAGE;
+}

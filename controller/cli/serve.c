@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "controller/cli/serve.h"
+
+#include "common/clock.h"
+#include "common/config.h"
+#include "common/exit_code.h"
+#include "common/memory.h"
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    PATH_BYTES = 4096,
+    WORDS_MAX = 256,
+    LEAVE_US = 5 * 1000 * 1000,    // patience with a worker after the controller has ended
+};
+
+struct child {
+    const char *name;    // "tare-worker"
+    pid_t pid;           // 0 when not running
+};
+
+struct serve {
+    struct config *config;
+    struct child controller, worker;
+    char run_dir[PATH_BYTES];
+    bool own_run_dir;
+    sigset_t watched;    // blocked everywhere here, taken with sigtimedwait
+};
+
+// ---- starting ----------------------------------------------------------------------------------
+
+static enum status make_run_dir(struct serve *serve, struct error *err) {
+    const char *given = config_string(serve->config, OPTION_RUN_DIR);
+    if (given != NULL) {
+        snprintf(serve->run_dir, sizeof serve->run_dir, "%s", given);
+        if (mkdir(given, 0700) != 0 && errno != EEXIST) {
+            return error_set_os(err, STATUS_IO, "run directory '%s' cannot be made", given);
+        }
+        return STATUS_OK;
+    }
+    snprintf(serve->run_dir, sizeof serve->run_dir, "/tmp/tare-XXXXXX");
+    if (mkdtemp(serve->run_dir) == NULL) {
+        return error_set_os(err, STATUS_IO, "no run directory under /tmp");
+    }
+    serve->own_run_dir = true;
+    return STATUS_OK;
+}
+
+// The other programs lie beside this one.
+static void sibling_path(const char *name, char *out) {
+    char self[PATH_BYTES];
+    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[length < 0 ? 0 : length] = '\0';
+    char *slash = strrchr(self, '/');
+    if (slash != NULL) {
+        slash[1] = '\0';
+    }
+    snprintf(out, PATH_BYTES, "%.3900s%s", self, name);
+}
+
+// Keys travel in the environment: a command line can be read by every user of the machine.
+static void export_keys(const struct config *config) {
+    uint32_t count = config_list_count(config, OPTION_API_KEY);
+    struct buf keys;
+    buf_init(&keys, 1024 * 1024);
+    for (uint32_t i = 0; i < count; i++) {
+        buf_printf(&keys, "%s%s", i > 0 ? "," : "", config_list_item(config, OPTION_API_KEY, i));
+    }
+    if (count > 0) {
+        setenv("TARE_API_KEY", buf_cstr(&keys), 1);
+    }
+    buf_deinit(&keys);
+}
+
+static void run_program(const char *name, char *flags, const char *extra_a, const char *extra_b) {
+    char path[PATH_BYTES];
+    sibling_path(name, path);
+    char *words[WORDS_MAX];
+    size_t count = 0;
+    words[count++] = path;
+    char *save = NULL;
+    for (char *at = strtok_r(flags, "\n", &save); at != NULL && count < WORDS_MAX - 3;
+         at = strtok_r(NULL, "\n", &save)) {
+        words[count++] = at;
+    }
+    char a[PATH_BYTES], b[PATH_BYTES];
+    snprintf(a, sizeof a, "%s", extra_a);
+    snprintf(b, sizeof b, "%s", extra_b);
+    words[count++] = a;
+    words[count++] = b;
+    words[count] = NULL;
+    execv(path, words);
+    fprintf(stderr, "tare: '%s' cannot be started: %s\n", path, strerror(errno));
+    _exit(EXIT_CODE_OS);
+}
+
+static enum status start_child(struct serve *serve, struct child *child,
+                               enum option_program program, const char *extra_a,
+                               const char *extra_b, struct error *err) {
+    struct buf flags;
+    buf_init(&flags, 1024 * 1024);
+    config_forward(serve->config, program, &flags);
+    pid_t pid = fork();
+    if (pid == 0) {
+        setpgid(0, 0);
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        sigprocmask(SIG_UNBLOCK, &serve->watched, NULL);
+        char none[1] = "";
+        (void)buf_cstr(&flags);    // terminates the text
+        run_program(child->name, flags.data == NULL ? none : (char *)flags.data, extra_a, extra_b);
+    }
+    buf_deinit(&flags);
+    if (pid < 0) {
+        return error_set_os(err, STATUS_IO, "'%s' cannot be started", child->name);
+    }
+    child->pid = pid;
+    return STATUS_OK;
+}
+
+static enum status start_children(struct serve *serve, struct error *err) {
+    char run_dir[PATH_BYTES + 16], address[PATH_BYTES + 32];
+    snprintf(run_dir, sizeof run_dir, "--run-dir=%s", serve->run_dir);
+    snprintf(address, sizeof address, "--controller=ipc://%s", serve->run_dir);
+    export_keys(serve->config);
+    TRY(start_child(serve, &serve->controller, OPTION_PROGRAM_CONTROLLER, run_dir, "--banner",
+                    err));
+    return start_child(serve, &serve->worker, OPTION_PROGRAM_WORKER, address,
+                       "--worker-id=worker-0", err);
+}
+
+// ---- watching ----------------------------------------------------------------------------------
+
+static int exit_code_of(int status) {
+    if (WIFEXITED(status)) {
+        return WEXITSTATUS(status);
+    }
+    return EXIT_CODE_SOFTWARE;
+}
+
+// Takes one ended child, if any. True when it was `child`.
+static bool reap(struct child *child, int *code) {
+    int status = 0;
+    if (child->pid == 0 || waitpid(child->pid, &status, WNOHANG) != child->pid) {
+        return false;
+    }
+    child->pid = 0;
+    *code = exit_code_of(status);
+    return true;
+}
+
+static void signal_child(const struct child *child, int signal) {
+    if (child->pid != 0) {
+        kill(child->pid, signal);
+    }
+}
+
+// Ends a child: asks, waits, insists.
+static void end_child(struct serve *serve, struct child *child) {
+    signal_child(child, SIGTERM);
+    uint64_t deadline_us = clock_monotonic_us() + LEAVE_US;
+    int code = 0;
+    while (child->pid != 0 && !reap(child, &code)) {
+        if (clock_monotonic_us() > deadline_us) {
+            signal_child(child, SIGKILL);
+        }
+        struct timespec slice = {.tv_nsec = 50 * 1000 * 1000};
+        sigtimedwait(&serve->watched, NULL, &slice);
+    }
+}
+
+// Until one child ends the service. Returns the exit code.
+static int watch(struct serve *serve) {
+    int code = 0;
+    int stops = 0;
+    for (;;) {
+        if (reap(&serve->controller, &code)) {
+            end_child(serve, &serve->worker);
+            return code;
+        }
+        if (reap(&serve->worker, &code)) {
+            // Told to leave by a controller that drained, or failed for good.
+            if (code != EXIT_CODE_OK) {
+                end_child(serve, &serve->controller);
+                return code;
+            }
+        }
+        int signal = sigwaitinfo(&serve->watched, NULL);
+        if (signal == SIGINT || signal == SIGTERM) {
+            stops++;
+            if (isatty(STDERR_FILENO)) {
+                fprintf(stderr, stops == 1
+                                    ? "\ntare: finishing running requests (again to end now)\n"
+                                    : "\ntare: ending now\n");
+            }
+            signal_child(&serve->controller, SIGTERM);
+        } else if (signal == SIGHUP) {
+            signal_child(&serve->controller, SIGHUP);
+        }
+    }
+}
+
+// ---- the command -------------------------------------------------------------------------------
+
+static enum status check_config(const struct serve *serve, struct error *err) {
+    const char *model = config_string(serve->config, OPTION_MODEL);
+    if (model == NULL) {
+        error_hint(err, "try: tare serve --help");
+        return error_set(err, STATUS_INVALID, "no model given; usage: tare serve MODEL [options]");
+    }
+    if (access(model, R_OK) != 0) {
+        error_hint(err, "download it first: this server makes no outgoing connections");
+        return error_set_os(err, STATUS_NOT_FOUND, "model '%s'", model);
+    }
+    return STATUS_OK;
+}
+
+static void print_notes(const struct config *config) {
+    for (uint32_t i = 0; i < config_note_count(config); i++) {
+        fprintf(stderr, "note     %s\n", config_note(config, i));
+    }
+    if (config_bool(config, OPTION_ENABLE_PREFIX_CACHING)) {
+        fprintf(stderr, "note     --enable-prefix-caching has no effect: prefix caching is not in "
+                        "this version and stays off\n");
+    }
+}
+
+static int run_check(struct serve *serve) {
+    struct error err = {0};
+    if (start_child(serve, &serve->worker, OPTION_PROGRAM_WORKER, "--check", "--worker-id=check",
+                    &err) != STATUS_OK) {
+        fprintf(stderr, "tare: %s\n", err.message);
+        return EXIT_CODE_OS;
+    }
+    int status = 0;
+    waitpid(serve->worker.pid, &status, 0);
+    return exit_code_of(status);
+}
+
+static int run(struct serve *serve) {
+    struct error err = {0};
+    sigemptyset(&serve->watched);
+    sigaddset(&serve->watched, SIGINT);
+    sigaddset(&serve->watched, SIGTERM);
+    sigaddset(&serve->watched, SIGHUP);
+    sigaddset(&serve->watched, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &serve->watched, NULL);
+    if (config_bool(serve->config, OPTION_CHECK)) {
+        return run_check(serve);
+    }
+    enum status status = make_run_dir(serve, &err);
+    if (status == STATUS_OK) {
+        status = start_children(serve, &err);
+    }
+    int code = EXIT_CODE_OS;
+    if (status == STATUS_OK) {
+        code = watch(serve);
+    } else {
+        fprintf(stderr, "tare: %s\n", err.message);
+        end_child(serve, &serve->worker);
+        end_child(serve, &serve->controller);
+    }
+    if (serve->own_run_dir) {
+        rmdir(serve->run_dir);    // the controller has removed its sockets
+    }
+    return code;
+}
+
+int serve_run(int argc, char **argv) {
+    struct serve serve = {.controller = {.name = "tare-controller"},
+                          .worker = {.name = "tare-worker"}};
+    struct config_input input = {OPTION_PROGRAM_SERVE, "tare serve", argc, argv, environ};
+    struct buf text;
+    struct error err = {0};
+    buf_init(&text, 256 * 1024);
+    enum status status = config_parse(&input, &serve.config, &text, &err);
+    int code = EXIT_CODE_OK;
+    if (status == STATUS_OK && serve.config == NULL) {
+        fputs(buf_cstr(&text), stdout);
+    } else {
+        if (status == STATUS_OK) {
+            status = check_config(&serve, &err);
+        }
+        if (status == STATUS_OK) {
+            config_hide_secrets(argc, argv);
+            print_notes(serve.config);
+            code = run(&serve);
+        } else {
+            fprintf(stderr, "tare serve: %s%s%s\n", err.message, err.hint[0] == '\0' ? "" : "; ",
+                    err.hint);
+            code = status == STATUS_NOT_FOUND ? EXIT_CODE_NO_INPUT : EXIT_CODE_USAGE;
+        }
+    }
+    buf_deinit(&text);
+    config_destroy(serve.config);
+    return code;
+}
