@@ -17,6 +17,7 @@
     X("common/json", suite_json)                                                                   \
     X("common/dtype", suite_dtype)                                                                 \
     X("common/rng", suite_rng)                                                                     \
+    X("controller/core", suite_core)                                                               \
     X("common/gguf", suite_gguf)                                                                   \
     X("common/hash", suite_hash)                                                                   \
     X("kernels/pack", suite_kernels_pack)                                                          \

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/unit/controller/core/fake_worker.h"
+
+#include "common/hash.h"
+#include "common/memory.h"
+#include <check.h>
+#include <string.h>
+
+enum { FAKE_SEQ_TOKENS = 512 };
+
+struct fake_slot {
+    bool live, decoding, paused;
+    uint32_t gen;
+    uint32_t len;      // computed positions
+    uint32_t known;    // tokens in `tokens`
+    uint32_t len_max;
+    uint32_t block_count;
+    uint32_t blocks[FAKE_SEQ_TOKENS];
+    int32_t tokens[FAKE_SEQ_TOKENS];
+};
+
+struct fake_worker {
+    struct plan_limits limits;
+    uint64_t epoch, applied;
+    struct fake_slot *slots;
+    struct result_row *rows;
+    uint32_t row_count;
+    uint8_t *block_owner;    // slot + 1, 0 = nobody
+};
+
+struct fake_worker *fake_worker_create(const struct plan_limits *limits) {
+    ck_assert_uint_le(limits->envelope.seq_tokens, FAKE_SEQ_TOKENS);
+    struct fake_worker *worker = memory_zalloc(sizeof *worker);
+    worker->limits = *limits;
+    worker->slots = memory_array(limits->envelope.seqs, sizeof *worker->slots);
+    worker->rows =
+        memory_array(limits->envelope.tokens + limits->envelope.seqs, sizeof *worker->rows);
+    worker->block_owner = memory_array(limits->kv_blocks, 1);
+    return worker;
+}
+
+void fake_worker_destroy(struct fake_worker *worker) {
+    memory_free(worker->slots);
+    memory_free(worker->rows);
+    memory_free(worker->block_owner);
+    memory_free(worker);
+}
+
+void fake_worker_reset(struct fake_worker *worker, uint64_t epoch) {
+    worker->epoch = epoch;
+    worker->applied = 0;
+    memset(worker->slots, 0, worker->limits.envelope.seqs * sizeof *worker->slots);
+    memset(worker->block_owner, 0, worker->limits.kv_blocks);
+}
+
+int32_t fake_worker_next(const int32_t *tokens, uint32_t count, uint32_t vocabulary) {
+    return (int32_t)(hash_bytes(tokens, count * sizeof *tokens) % vocabulary);
+}
+
+static struct fake_slot *slot_of(struct fake_worker *worker, struct slot_ref ref) {
+    struct fake_slot *slot = &worker->slots[ref.slot];
+    ck_assert_msg(slot->live && slot->gen == ref.gen, "plan names slot %u gen %u", ref.slot,
+                  ref.gen);
+    return slot;
+}
+
+static void take_blocks(struct fake_worker *worker, struct fake_slot *slot, const uint32_t *ids,
+                        uint32_t count) {
+    for (uint32_t i = 0; i < count; i++) {
+        ck_assert_msg(worker->block_owner[ids[i]] == 0, "block %u is used twice", ids[i]);
+        worker->block_owner[ids[i]] = (uint8_t)(slot - worker->slots + 1);
+        slot->blocks[slot->block_count++] = ids[i];
+    }
+}
+
+static void retire(struct fake_worker *worker, const struct plan *plan) {
+    for (uint32_t i = 0; i < plan->retire_count; i++) {
+        struct fake_slot *slot = slot_of(worker, plan->retires[i].ref);
+        for (uint32_t k = 0; k < slot->block_count; k++) {
+            worker->block_owner[slot->blocks[k]] = 0;
+        }
+        slot->live = false;
+    }
+}
+
+static void admit(struct fake_worker *worker, const struct plan *plan) {
+    for (uint32_t i = 0; i < plan->admit_count; i++) {
+        const struct plan_admit *in = &plan->admits[i];
+        struct fake_slot *slot = &worker->slots[in->ref.slot];
+        ck_assert_msg(!slot->live, "slot %u is admitted twice", in->ref.slot);
+        memset(slot, 0, sizeof *slot);
+        slot->live = true;
+        slot->gen = in->ref.gen;
+        slot->len_max = in->len_max;
+        take_blocks(worker, slot, in->blocks, in->block_count);
+    }
+}
+
+static void update(struct fake_worker *worker, const struct plan *plan) {
+    for (uint32_t i = 0; i < plan->update_count; i++) {
+        const struct plan_update *in = &plan->updates[i];
+        struct fake_slot *slot = slot_of(worker, in->ref);
+        take_blocks(worker, slot, in->append_blocks, in->append_count);
+        slot->paused = in->pause || (slot->paused && !in->resume);
+    }
+}
+
+static void draw(struct fake_worker *worker, uint32_t index) {
+    struct fake_slot *slot = &worker->slots[index];
+    ck_assert_uint_le(slot->len, slot->block_count * worker->limits.block_tokens);
+    if (slot->known >= slot->len_max) {
+        slot->decoding = false;
+        return;
+    }
+    int32_t token = fake_worker_next(slot->tokens, slot->known, worker->limits.vocabulary);
+    worker->rows[worker->row_count++] = (struct result_row){
+        .ref = {index, slot->gen},
+        .position = slot->known,
+        .token = token,
+    };
+    slot->tokens[slot->known++] = token;
+    slot->decoding = slot->known < slot->len_max;
+}
+
+void fake_worker_run(struct fake_worker *worker, const struct plan *plan, struct step_result *out) {
+    struct error err = {0};
+    ck_assert_msg(plan_validate(plan, &worker->limits, &err) == STATUS_OK, "%s", err.message);
+    ck_assert_uint_eq(plan->epoch, worker->epoch);
+    ck_assert_uint_eq(plan->seq, worker->applied + 1);
+    worker->applied = plan->seq;
+    worker->row_count = 0;
+    retire(worker, plan);
+    admit(worker, plan);
+    update(worker, plan);
+    uint32_t decode_rows = 0;
+    for (uint32_t i = 0; i < worker->limits.envelope.seqs; i++) {
+        struct fake_slot *slot = &worker->slots[i];
+        if (slot->live && slot->decoding && !slot->paused) {
+            slot->len++;
+            decode_rows++;
+            draw(worker, i);
+        }
+    }
+    ck_assert_uint_eq(decode_rows, plan->decode_rows);
+    for (uint32_t i = 0; i < plan->prefill_count; i++) {
+        const struct plan_prefill *chunk = &plan->prefills[i];
+        struct fake_slot *slot = slot_of(worker, chunk->ref);
+        ck_assert_uint_eq(chunk->start_pos, slot->len);
+        memcpy(slot->tokens + slot->len, chunk->tokens, chunk->token_count * sizeof(int32_t));
+        slot->len += chunk->token_count;
+        slot->known = slot->len;
+        if (chunk->last) {
+            draw(worker, chunk->ref.slot);
+        }
+    }
+    *out = (struct step_result){.group = plan->group,
+                                .epoch = plan->epoch,
+                                .seq = plan->seq,
+                                .applied_seq = plan->seq,
+                                .step_us = 1000,
+                                .row_count = worker->row_count,
+                                .rows = worker->rows,
+                                .message = ""};
+}

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef TESTS_UNIT_CONTROLLER_CORE_FAKE_WORKER_H
+#define TESTS_UNIT_CONTROLLER_CORE_FAKE_WORKER_H
+
+#include "proto/messages.h"
+
+// A worker without arithmetic for tests of the core: it keeps a slot table of its own, checks every
+// plan against it, and draws tokens that depend only on the tokens before them. So a test can say
+// what each request must have received, whatever happened in between.
+//
+//   Owns its tables.  Thread one.  Allocates in create.  Fails by check's assertions.
+
+struct fake_worker;
+
+struct fake_worker *fake_worker_create(const struct plan_limits *limits);
+void fake_worker_destroy(struct fake_worker *worker);
+void fake_worker_reset(struct fake_worker *worker, uint64_t epoch);    // forgets every slot
+
+// Carries the plan out; `out` is alive until the next call.
+void fake_worker_run(struct fake_worker *worker, const struct plan *plan, struct step_result *out);
+
+// The token that follows `count` tokens.
+int32_t fake_worker_next(const int32_t *tokens, uint32_t count, uint32_t vocabulary);
+
+#endif

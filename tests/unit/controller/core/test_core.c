@@ -1,0 +1,485 @@
+// SPDX-License-Identifier: Apache-2.0
+// Goal: every request ends exactly once, with exactly the tokens it should have had, whatever is
+// lost, cancelled or refused on the way; no block leaks; what is admitted finishes. Method: the
+// core driven by a worker without arithmetic, invented time and a seed; core_audit after every
+// tick.
+#include "common/memory.h"
+#include "common/rng.h"
+#include "controller/core/core.h"
+#include "tests/unit/controller/core/fake_worker.h"
+#include "tests/unit/suites.h"
+
+#include <string.h>
+
+enum {
+    SEQS = 6,
+    WAITING = 20,
+    STEP_TOKENS = 24,
+    SEQ_TOKENS = 192,
+    BLOCK_TOKENS = 16,
+    KV_BLOCKS = 24,
+    VOCABULARY = 100,
+    CLIENTS = 64,
+};
+
+struct client {
+    bool open;
+    uint64_t id;
+    int32_t tokens[SEQ_TOKENS + 1];
+    uint32_t prompt_count, output_max;
+    uint32_t received;
+    int32_t stop_token;
+};
+
+struct world {
+    struct core *core;
+    struct fake_worker *worker;
+    struct message_capacity capacity;
+    struct client clients[CLIENTS];
+    uint64_t now_us, next_id, epoch;
+    bool plan_waits;              // the worker holds a plan it has not answered
+    struct step_result result;    // its answer
+    bool resync;
+    bool drained;
+    uint32_t finished[FINISH_REASON_COUNT], rejected[REJECT_REASON_COUNT];
+};
+
+static struct client *client_of(struct world *w, uint64_t id) {
+    for (int i = 0; i < CLIENTS; i++) {
+        if (w->clients[i].open && w->clients[i].id == id) {
+            return &w->clients[i];
+        }
+    }
+    ck_abort_msg("action for request %llu, which is not open", (unsigned long long)id);
+    return NULL;
+}
+
+static void on_token(struct world *w, const struct core_action *action) {
+    struct client *client = client_of(w, action->token.id.value);
+    uint32_t at = client->prompt_count + client->received;
+    ck_assert_uint_eq(action->token.row->position, at);
+    ck_assert_int_eq(action->token.row->token, fake_worker_next(client->tokens, at, VOCABULARY));
+    ck_assert_int_eq(client->tokens[at], action->token.row->token);
+    client->received++;
+}
+
+static void on_finished(struct world *w, const struct core_action *action) {
+    struct client *client = client_of(w, action->finished.id.value);
+    w->finished[action->finished.reason]++;
+    ck_assert_uint_eq(action->finished.output_count, client->received);
+    if (action->finished.reason == FINISH_REASON_LENGTH) {
+        ck_assert_uint_eq(client->received, client->output_max);
+    }
+    if (action->finished.reason == FINISH_REASON_STOP && client->stop_token >= 0) {
+        ck_assert_int_eq(client->tokens[client->prompt_count + client->received - 1],
+                         client->stop_token);
+    }
+    client->open = false;
+}
+
+static void on_action(void *ctx, const struct core_action *action) {
+    struct world *w = ctx;
+    switch (action->kind) {
+    case CORE_ACTION_SEND_PLAN:
+        ck_assert(!w->plan_waits);
+        w->plan_waits = true;
+        fake_worker_run(w->worker, action->send.plan, &w->result);
+        break;
+    case CORE_ACTION_TOKEN:
+        on_token(w, action);
+        break;
+    case CORE_ACTION_FINISHED:
+        on_finished(w, action);
+        break;
+    case CORE_ACTION_REJECTED:
+        w->rejected[action->rejected.reason]++;
+        client_of(w, action->rejected.id.value)->open = false;
+        break;
+    case CORE_ACTION_DRAINED:
+        w->drained = true;
+        break;
+    case CORE_ACTION_RESYNC:
+        w->resync = true;
+        break;
+    }
+}
+
+static void tick(struct world *w, const struct core_input *input) {
+    w->now_us += 1000;
+    core_tick(w->core, w->now_us, input, input == NULL ? 0 : 1, on_action, w);
+    core_audit(w->core);
+}
+
+static void worker_ready(struct world *w) {
+    fake_worker_reset(w->worker, ++w->epoch);
+    w->plan_waits = false;
+    struct core_input input = {.kind = CORE_INPUT_WORKER_READY,
+                               .ready = {{0}, &w->capacity, w->epoch}};
+    tick(w, &input);
+}
+
+static void worker_lost(struct world *w) {
+    w->plan_waits = false;
+    struct core_input input = {.kind = CORE_INPUT_WORKER_LOST, .lost = {{0}, "test"}};
+    tick(w, &input);
+}
+
+static void answer(struct world *w) {
+    struct core_input input = {.kind = CORE_INPUT_RESULT, .result = {{0}, &w->result}};
+    w->plan_waits = false;
+    tick(w, &input);
+}
+
+static struct client *arrive(struct world *w, uint32_t prompt, uint32_t output) {
+    struct client *client = NULL;
+    for (int i = 0; i < CLIENTS && client == NULL; i++) {
+        client = w->clients[i].open ? NULL : &w->clients[i];
+    }
+    if (client == NULL) {
+        return NULL;
+    }
+    memset(client, 0, sizeof *client);
+    client->open = true;
+    client->id = ++w->next_id;
+    client->prompt_count = prompt;
+    client->output_max = output;
+    client->stop_token = -1;
+    for (uint32_t i = 0; i < prompt; i++) {
+        client->tokens[i] = (int32_t)((client->id * 31 + i * 7) % VOCABULARY);
+    }
+    return client;
+}
+
+static void submit(struct world *w, struct client *client) {
+    struct core_request request = {
+        .id = {client->id},
+        .class_ = REQUEST_CLASS_STANDARD,
+        .tokens = client->tokens,
+        .token_capacity = SEQ_TOKENS + 1,
+        .prompt_count = client->prompt_count,
+        .output_max = client->output_max,
+        .sampling = {.top_p = 1.0f, .repetition_penalty = 1.0f},
+    };
+    if (client->stop_token >= 0) {
+        request.sampling.stop_token_count = 1;
+        request.sampling.stop_tokens[0] = client->stop_token;
+    }
+    struct core_input input = {.kind = CORE_INPUT_REQUEST, .request = &request};
+    tick(w, &input);
+}
+
+static void world_init(struct world *w) {
+    memset(w, 0, sizeof *w);
+    struct core_config config = {SEQS, WAITING, STEP_TOKENS, KV_BLOCKS, 1};
+    ck_assert_int_eq(core_create(&config, &w->core, NULL), STATUS_OK);
+    w->capacity = (struct message_capacity){
+        .envelope = {.tokens = STEP_TOKENS,
+                     .seqs = SEQS,
+                     .seq_tokens = SEQ_TOKENS,
+                     .logit_rows = STEP_TOKENS,
+                     .prompt_logit_rows = STEP_TOKENS,
+                     .blocks_per_seq = SEQ_TOKENS / BLOCK_TOKENS},
+        .block_tokens = BLOCK_TOKENS,
+        .kv_blocks = KV_BLOCKS,
+        .vocabulary = VOCABULARY,
+    };
+    struct plan_limits limits = {w->capacity.envelope, BLOCK_TOKENS, KV_BLOCKS, VOCABULARY};
+    w->worker = fake_worker_create(&limits);
+}
+
+static void world_deinit(struct world *w) {
+    core_destroy(w->core);
+    fake_worker_destroy(w->worker);
+}
+
+static uint32_t open_count(const struct world *w) {
+    uint32_t open = 0;
+    for (int i = 0; i < CLIENTS; i++) {
+        open += w->clients[i].open ? 1 : 0;
+    }
+    return open;
+}
+
+// Answers plans until nothing is outstanding; bounded by the work that can exist.
+static void run_dry(struct world *w) {
+    for (int i = 0; i < 100000 && w->plan_waits; i++) {
+        answer(w);
+    }
+    ck_assert(!w->plan_waits);
+}
+
+START_TEST(one_request_gets_all_its_tokens_and_returns_its_blocks) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    submit(&w, arrive(&w, 50, 40));
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 1);
+    struct core_gauges gauges;
+    core_gauges(w.core, w.now_us, &gauges);
+    ck_assert_uint_eq(gauges.kv_blocks_free, KV_BLOCKS);
+    ck_assert_uint_eq(gauges.kv_blocks_quarantined, 0);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(a_stop_token_ends_with_stop_and_is_counted) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    struct client *client = arrive(&w, 10, 100);
+    int32_t tokens[200];
+    memcpy(tokens, client->tokens, 10 * sizeof tokens[0]);
+    for (uint32_t i = 10; i < 15; i++) {
+        tokens[i] = fake_worker_next(tokens, i, VOCABULARY);
+    }
+    client->stop_token = tokens[14];
+    submit(&w, client);
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_STOP], 1);
+    ck_assert_uint_le(client->received, 5);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(before_a_worker_requests_are_unavailable) {
+    struct world w;
+    world_init(&w);
+    submit(&w, arrive(&w, 5, 5));
+    ck_assert_uint_eq(w.rejected[REJECT_REASON_UNAVAILABLE], 1);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(the_line_is_bounded_and_one_past_it_is_refused) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    // The first admission is sent at once; nothing else moves while its step is out.
+    submit(&w, arrive(&w, 20, 100));
+    for (int i = 0; i < WAITING; i++) {
+        submit(&w, arrive(&w, 20, 20));
+    }
+    ck_assert_uint_eq(w.rejected[REJECT_REASON_QUEUE_FULL], 0);
+    submit(&w, arrive(&w, 20, 20));
+    ck_assert_uint_eq(w.rejected[REJECT_REASON_QUEUE_FULL], 1);
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], WAITING + 1);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(what_can_never_fit_is_refused_and_the_largest_that_fits_is_served) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    submit(&w, arrive(&w, SEQ_TOKENS - 10, 10));
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 1);
+    submit(&w, arrive(&w, SEQ_TOKENS - 10, 11));
+    ck_assert_uint_eq(w.rejected[REJECT_REASON_TOO_LARGE], 1);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(cancel_in_every_state_frees_everything) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    for (int steps = 0; steps < 12; steps++) {
+        struct client *other = arrive(&w, 30, 5);
+        submit(&w, other);
+        struct client *client = arrive(&w, 60, 30);
+        struct core_input cancel = {.kind = CORE_INPUT_CANCEL, .id = {client->id}};
+        submit(&w, client);
+        for (int i = 0; i < steps && w.plan_waits; i++) {
+            answer(&w);
+        }
+        tick(&w, &cancel);
+        tick(&w, &cancel);    // twice: the second finds nothing
+        run_dry(&w);
+        struct core_gauges gauges;
+        core_gauges(w.core, w.now_us, &gauges);
+        ck_assert_uint_eq(gauges.kv_blocks_free, KV_BLOCKS);
+    }
+    ck_assert_uint_eq(open_count(&w), 0);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_CANCELLED], 12);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(a_lost_worker_costs_no_token) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    for (int i = 0; i < 5; i++) {
+        submit(&w, arrive(&w, 40, 60));
+    }
+    for (int loss = 0; loss < 3; loss++) {
+        for (int i = 0; i < 10; i++) {
+            answer(&w);
+        }
+        worker_lost(&w);
+        worker_ready(&w);
+    }
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 5);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(a_request_lost_too_often_fails_once) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    submit(&w, arrive(&w, 40, 60));
+    for (uint32_t loss = 0; loss <= BOUND_RESUMES; loss++) {
+        ck_assert_uint_eq(w.finished[FINISH_REASON_FAULT], 0);
+        worker_lost(&w);
+        worker_ready(&w);
+    }
+    ck_assert_uint_eq(w.finished[FINISH_REASON_FAULT], 1);
+    ck_assert_uint_eq(open_count(&w), 0);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(a_broken_result_starts_a_new_epoch_and_costs_no_token) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    submit(&w, arrive(&w, 10, 20));
+    answer(&w);
+    struct result_row rows[2] = {w.result.rows[0], w.result.rows[0]};
+    w.result.rows = rows;
+    w.result.row_count = 2;    // the same sequence twice
+    answer(&w);
+    ck_assert(w.resync);
+    worker_ready(&w);
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 1);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(drain_finishes_what_runs_and_refuses_what_comes) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    submit(&w, arrive(&w, 10, 20));
+    struct core_input drain = {.kind = CORE_INPUT_DRAIN};
+    tick(&w, &drain);
+    ck_assert(!w.drained);
+    submit(&w, arrive(&w, 10, 20));
+    ck_assert_uint_eq(w.rejected[REJECT_REASON_DRAINING], 1);
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 1);
+    ck_assert(w.drained);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(abort_all_ends_everything_at_once) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    for (int i = 0; i < 12; i++) {
+        submit(&w, arrive(&w, 20, 50));
+    }
+    struct core_input abort_all = {.kind = CORE_INPUT_ABORT_ALL};
+    tick(&w, &abort_all);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_SHUTDOWN], 12);
+    ck_assert(w.drained);
+    world_deinit(&w);
+}
+END_TEST
+
+// Six sequences that may each grow to half the pool: only pausing in place lets all finish.
+START_TEST(memory_pressure_pauses_and_never_loses) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    for (int i = 0; i < 6; i++) {
+        submit(&w, arrive(&w, 16, 176));
+    }
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 6);
+    ck_assert_uint_eq(core_counters(w.core)->tokens_recomputed, 0);
+    world_deinit(&w);
+}
+END_TEST
+
+static void random_event(struct world *w, struct rng *rng) {
+    uint64_t dice = rng_below(rng, 100);
+    if (dice < 25) {
+        uint32_t prompt = 1 + (uint32_t)rng_below(rng, 100);
+        struct client *client =
+            arrive(w, prompt, 1 + (uint32_t)rng_below(rng, SEQ_TOKENS - prompt));
+        if (client != NULL) {
+            client->stop_token = rng_below(rng, 4) == 0 ? (int32_t)rng_below(rng, VOCABULARY) : -1;
+            submit(w, client);
+        }
+    } else if (dice < 32) {
+        struct client *client = &w->clients[rng_below(rng, CLIENTS)];
+        if (client->open) {
+            enum core_input_kind kind =
+                rng_below(rng, 2) == 0 ? CORE_INPUT_CANCEL : CORE_INPUT_STOP;
+            client->stop_token = -1;
+            tick(w, &(struct core_input){.kind = kind, .id = {client->id}});
+        }
+    } else if (dice == 33) {
+        worker_lost(w);
+        worker_ready(w);
+    } else if (w->plan_waits) {
+        answer(w);
+    } else {
+        tick(w, NULL);
+    }
+}
+
+START_TEST(random_histories_keep_every_promise) {
+    struct world w;
+    struct rng rng;
+    rng_init(&rng, (uint64_t)_i + 1);
+    world_init(&w);
+    worker_ready(&w);
+    for (int i = 0; i < 4000; i++) {
+        random_event(&w, &rng);
+    }
+    run_dry(&w);
+    ck_assert_uint_eq(open_count(&w), 0);
+    struct core_gauges gauges;
+    core_gauges(w.core, w.now_us, &gauges);
+    ck_assert_uint_eq(gauges.kv_blocks_free, KV_BLOCKS);
+    uint32_t ended = 0;
+    for (int i = 0; i < FINISH_REASON_COUNT; i++) {
+        ended += w.finished[i];
+    }
+    for (int i = 0; i < REJECT_REASON_COUNT; i++) {
+        ended += w.rejected[i];
+    }
+    ck_assert_uint_eq(ended, w.next_id);
+    world_deinit(&w);
+}
+END_TEST
+
+Suite *suite_core(void) {
+    Suite *suite = suite_create("controller/core");
+    TCase *tc = tcase_create("all");
+    tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, one_request_gets_all_its_tokens_and_returns_its_blocks);
+    tcase_add_test(tc, a_stop_token_ends_with_stop_and_is_counted);
+    tcase_add_test(tc, before_a_worker_requests_are_unavailable);
+    tcase_add_test(tc, the_line_is_bounded_and_one_past_it_is_refused);
+    tcase_add_test(tc, what_can_never_fit_is_refused_and_the_largest_that_fits_is_served);
+    tcase_add_test(tc, cancel_in_every_state_frees_everything);
+    tcase_add_test(tc, a_lost_worker_costs_no_token);
+    tcase_add_test(tc, a_request_lost_too_often_fails_once);
+    tcase_add_test(tc, a_broken_result_starts_a_new_epoch_and_costs_no_token);
+    tcase_add_test(tc, drain_finishes_what_runs_and_refuses_what_comes);
+    tcase_add_test(tc, abort_all_ends_everything_at_once);
+    tcase_add_test(tc, memory_pressure_pauses_and_never_loses);
+    tcase_add_loop_test(tc, random_histories_keep_every_promise, 0, 20);
+    suite_add_tcase(suite, tc);
+    return suite;
+}
