@@ -71,6 +71,23 @@ struct line_bytes {
     uint64_t weights, workspace, step, history;
 };
 
+static void plan_lines(struct engine *engine, const struct line_bytes *lines) {
+    memory_ledger_plan(&engine->ledger, LEDGER_WEIGHTS, lines->weights);
+    memory_ledger_plan(&engine->ledger, LEDGER_WORKSPACE, lines->workspace);
+    memory_ledger_plan(&engine->ledger, LEDGER_STEP, lines->step);
+    memory_ledger_plan(&engine->ledger, LEDGER_HISTORY, lines->history);
+}
+
+// Charges every line to a copy of the ledger: the first that does not fit is named.
+static enum status try_lines(const struct engine *engine, const struct line_bytes *lines,
+                             struct error *err) {
+    struct memory_ledger trial = engine->ledger;
+    TRY(memory_ledger_charge(&trial, LEDGER_WEIGHTS, lines->weights, err));
+    TRY(memory_ledger_charge(&trial, LEDGER_WORKSPACE, lines->workspace, err));
+    TRY(memory_ledger_charge(&trial, LEDGER_STEP, lines->step, err));
+    return memory_ledger_charge(&trial, LEDGER_HISTORY, lines->history, err);
+}
+
 static struct line_bytes planned_bytes(const struct engine *engine) {
     const struct envelope *e = &engine->limits.envelope;
     return (struct line_bytes){
@@ -101,6 +118,10 @@ static uint64_t kv_bytes_wanted(const struct engine *engine, const struct line_b
     return budget > used ? budget - used : 0;
 }
 
+static uint64_t kv_bytes(const struct engine *engine) {
+    return (uint64_t)engine->limits.kv_blocks * engine->kv.block_stride_bytes;
+}
+
 // Sequence length and KV blocks. The length is lowered to what the pool holds unless it was given.
 static enum status size_kv(struct engine *engine, struct line_bytes *lines, struct error *err) {
     const struct engine_options *o = &engine->options;
@@ -114,6 +135,8 @@ static enum status size_kv(struct engine *engine, struct line_bytes *lines, stru
     uint32_t length = o->model_len > 0 ? (uint32_t)o->model_len : length_max;
     set_limits(engine, length, 1);
     *lines = planned_bytes(engine);
+    plan_lines(engine, lines);
+    TRY(try_lines(engine, lines, err));
     uint64_t blocks = kv_bytes_wanted(engine, lines) / engine->kv.block_stride_bytes;
     blocks = blocks < BOUND_BLOCKS ? blocks : BOUND_BLOCKS;
     uint64_t held = blocks * o->block_tokens;
@@ -136,6 +159,8 @@ static enum status size_kv(struct engine *engine, struct line_bytes *lines, stru
                          (double)kv_bytes_wanted(engine, lines) / 1048576.0);
     }
     set_limits(engine, length, (uint32_t)blocks);
+    plan_lines(engine, lines);
+    memory_ledger_plan(&engine->ledger, LEDGER_KV, kv_bytes(engine));
     return STATUS_OK;
 }
 
@@ -211,8 +236,7 @@ static enum status map_rest(struct engine *engine, const struct line_bytes *line
     TRY(table->map(engine->device, LEDGER_WORKSPACE, lines->workspace, -1, &workspace, err));
     TRY(table->map(engine->device, LEDGER_STEP, lines->step, -1, &step, err));
     TRY(table->map(engine->device, LEDGER_HISTORY, lines->history, -1, &history, err));
-    uint64_t kv_bytes = (uint64_t)engine->limits.kv_blocks * engine->kv.block_stride_bytes;
-    TRY(table->map(engine->device, LEDGER_KV, kv_bytes, engine->options.kv_fd, &kv, err));
+    TRY(table->map(engine->device, LEDGER_KV, kv_bytes(engine), engine->options.kv_fd, &kv, err));
     struct batch_options batch = {engine->limits, kv, history};
     TRY(batch_create(&batch, step, &engine->batch, err));
     struct executor_options executor = {
@@ -245,7 +269,8 @@ static void write_capacity(struct engine *engine) {
     };
 }
 
-static enum status start(struct engine *engine, struct error *err) {
+// Files, device, model and sizes: all that can be judged before memory is taken.
+static enum status plan_memory(struct engine *engine, struct line_bytes *lines, struct error *err) {
     const struct engine_options *o = &engine->options;
     TRY(weights_open(o->model_path, &engine->weights, err));
     snprintf(engine->digest, sizeof engine->digest, "%s", weights_digest(engine->weights));
@@ -259,22 +284,47 @@ static enum status start(struct engine *engine, struct error *err) {
     }
     TRY(model_create(engine->weights, ops, (uint32_t)positions, &engine->model, err));
     model_kv_layout(engine->model, o->kv_dtype, o->block_tokens, &engine->kv);
-    struct line_bytes lines = {0};
-    TRY(size_kv(engine, &lines, err));
+    TRY(size_kv(engine, lines, err));
     if (o->device_memory == 0) {
         // Without a given size the budget is exactly what the lines need.
-        engine->ledger.budget_bytes =
-            sum_lines(&lines) + (uint64_t)engine->limits.kv_blocks * engine->kv.block_stride_bytes;
+        engine->ledger.budget_bytes = sum_lines(lines) + kv_bytes(engine);
         if (engine->ledger.budget_bytes > engine->ledger.device_bytes) {
             engine->ledger.budget_bytes = engine->ledger.device_bytes;
         }
     }
+    return STATUS_OK;
+}
+
+static enum status start(struct engine *engine, struct error *err) {
+    struct line_bytes lines = {0};
+    TRY(plan_memory(engine, &lines, err));
     TRY(load_weights(engine, lines.weights, err));
     weights_close(engine->weights);
     engine->weights = NULL;
     TRY(map_rest(engine, &lines, err));
     write_capacity(engine);
     return capacity_validate(&engine->capacity, err);
+}
+
+enum status engine_check(const struct engine_options *options, struct buf *text,
+                         struct error *err) {
+    struct engine *engine = memory_zalloc(sizeof *engine);
+    if (engine == NULL) {
+        return error_set(err, STATUS_EXHAUSTED, "no memory for an engine");
+    }
+    engine->options = *options;
+    struct line_bytes lines = {0};
+    enum status status = plan_memory(engine, &lines, err);
+    if (status == STATUS_OK) {
+        status = memory_ledger_charge(&engine->ledger, LEDGER_KV,
+                                      sum_lines(&lines) + kv_bytes(engine), err);
+        engine->ledger.bytes[LEDGER_KV] = 0;    // only a question
+    }
+    if (engine->device != NULL) {
+        memory_ledger_print(&engine->ledger, text);
+    }
+    engine_destroy(engine);
+    return status;
 }
 
 enum status engine_create(const struct engine_options *options, struct engine **out,

@@ -42,6 +42,11 @@ enum status engine_create(const struct engine_options *options, struct engine **
                           struct error *err) MUST_USE;
 void engine_destroy(struct engine *engine);    // accepts NULL
 
+// Opens the model and plans every line without loading or mapping anything; the ledger as it would
+// be goes to `text`.
+enum status engine_check(const struct engine_options *options, struct buf *text,
+                         struct error *err) MUST_USE;
+
 struct executor *engine_executor(struct engine *engine);
 // Alive as long as the engine.
 const struct message_capacity *engine_capacity(const struct engine *engine);

@@ -30,29 +30,54 @@ static enum dtype kv_dtype(const struct config *config) {
     return wide ? DTYPE_F32 : DTYPE_F16;
 }
 
+static struct engine_options engine_options(const struct config *config,
+                                            const struct holder_fds *fds) {
+    return (struct engine_options){
+        .model_path = config_string(config, OPTION_MODEL),
+        .device = config_string(config, OPTION_DEVICE),
+        .isa = config_string(config, OPTION_CPU_ISA),
+        .threads = (uint32_t)config_int(config, OPTION_THREADS),
+        .device_memory = config_int(config, OPTION_DEVICE_MEMORY),
+        .utilization = config_real(config, OPTION_GPU_MEMORY_UTILIZATION),
+        .kv_bytes = config_int(config, OPTION_KV_CACHE_MEMORY_BYTES),
+        .kv_dtype = kv_dtype(config),
+        .block_tokens = (uint32_t)config_int(config, OPTION_BLOCK_SIZE),
+        .seqs = (uint32_t)config_int(config, OPTION_MAX_NUM_SEQS),
+        .step_tokens = (uint32_t)config_int(config, OPTION_MAX_NUM_BATCHED_TOKENS),
+        .model_len = config_int(config, OPTION_MAX_MODEL_LEN),
+        .weights_fd = fds->weights,
+        .kv_fd = fds->kv,
+    };
+}
+
 static int run_child(const struct config *config, const struct holder_fds *fds) {
-    const char *model = config_string(config, OPTION_MODEL);
     struct worker_options options = {
-        .engine = {.model_path = model,
-                   .device = config_string(config, OPTION_DEVICE),
-                   .isa = config_string(config, OPTION_CPU_ISA),
-                   .threads = (uint32_t)config_int(config, OPTION_THREADS),
-                   .device_memory = config_int(config, OPTION_DEVICE_MEMORY),
-                   .utilization = config_real(config, OPTION_GPU_MEMORY_UTILIZATION),
-                   .kv_bytes = config_int(config, OPTION_KV_CACHE_MEMORY_BYTES),
-                   .kv_dtype = kv_dtype(config),
-                   .block_tokens = (uint32_t)config_int(config, OPTION_BLOCK_SIZE),
-                   .seqs = (uint32_t)config_int(config, OPTION_MAX_NUM_SEQS),
-                   .step_tokens = (uint32_t)config_int(config, OPTION_MAX_NUM_BATCHED_TOKENS),
-                   .model_len = config_int(config, OPTION_MAX_MODEL_LEN),
-                   .weights_fd = fds->weights,
-                   .kv_fd = fds->kv},
+        .engine = engine_options(config, fds),
         .controller = config_string(config, OPTION_CONTROLLER),
         .worker_id = config_string(config, OPTION_WORKER_ID),
-        .model_name = model,
+        .model_name = config_string(config, OPTION_MODEL),
         .stop = &stop_requested,
     };
     return worker_run(&options);
+}
+
+// --check: the model and the memory it would take, nothing loaded.
+static int run_check(const struct config *config) {
+    struct holder_fds none = {-1, -1};
+    struct engine_options options = engine_options(config, &none);
+    struct buf text;
+    struct error err = {0};
+    buf_init(&text, 16 * 1024);
+    enum status status = engine_check(&options, &text, &err);
+    fputs(buf_cstr(&text), stdout);
+    buf_deinit(&text);
+    if (status != STATUS_OK) {
+        fprintf(stderr, "tare-worker: %s%s%s\n", err.message, err.hint[0] == '\0' ? "" : "; ",
+                err.hint);
+        return (int)exit_code_for(status);
+    }
+    printf("the model fits\n");
+    return EXIT_CODE_OK;
 }
 
 static enum status check(const struct config *config, struct error *err) {
@@ -61,7 +86,7 @@ static enum status check(const struct config *config, struct error *err) {
                          "no model given; usage: tare-worker MODEL "
                          "--controller ipc:///DIR");
     }
-    if (config_string(config, OPTION_CONTROLLER) == NULL) {
+    if (config_string(config, OPTION_CONTROLLER) == NULL && !config_bool(config, OPTION_CHECK)) {
         return error_set(err, STATUS_INVALID,
                          "--controller is missing: the run directory of the "
                          "controller, as ipc:///DIR");
@@ -103,6 +128,11 @@ int main(int argc, char **argv) {
     log_level_parse(config_string(config, OPTION_LOG_LEVEL), &level);
     log_format_parse(config_string(config, OPTION_LOG_FORMAT), &format);
     log_configure(level, format);
+    if (config_bool(config, OPTION_CHECK)) {
+        int checked = run_check(config);
+        config_destroy(config);
+        return checked;
+    }
     install_signals();
     int code = child ? run_child(config, &fds) : holder_run(argv, &stop_requested);
     config_destroy(config);

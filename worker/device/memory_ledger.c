@@ -54,6 +54,10 @@ enum status memory_ledger_charge(struct memory_ledger *ledger, enum ledger_id id
     return STATUS_OK;
 }
 
+void memory_ledger_plan(struct memory_ledger *ledger, enum ledger_id id, uint64_t bytes) {
+    ledger->planned[id] = bytes;
+}
+
 const char *memory_ledger_name(enum ledger_id id) {
     return ledger_rows[id].name;
 }
@@ -66,14 +70,17 @@ void memory_ledger_lines(const struct memory_ledger *ledger, struct ledger_line 
 }
 
 void memory_ledger_print(const struct memory_ledger *ledger, struct buf *out) {
+    uint64_t total = 0;
     buf_append_str(out, "memory ledger            MiB\n");
     for (unsigned i = 0; i < LEDGER_COUNT; i++) {
-        buf_printf(out, "  %-18s %10.2f  %s\n", ledger_rows[i].name, (double)ledger->bytes[i] / MIB,
+        uint64_t bytes = ledger->bytes[i] > 0 ? ledger->bytes[i] : ledger->planned[i];
+        total += bytes;
+        buf_printf(out, "  %-18s %10.2f  %s\n", ledger_rows[i].name, (double)bytes / MIB,
                    ledger_rows[i].planned ? "planned" : "found");
     }
-    uint64_t used = memory_ledger_used(ledger);
-    buf_printf(out, "  %-18s %10.2f\n", "used", (double)used / MIB);
-    buf_printf(out, "  %-18s %10.2f\n", "free", (double)(ledger->budget_bytes - used) / MIB);
+    buf_printf(out, "  %-18s %10.2f\n", "total", (double)total / MIB);
+    buf_printf(out, "  %-18s %10.2f\n", "free",
+               ((double)ledger->budget_bytes - (double)total) / MIB);
     buf_printf(out, "  %-18s %10.2f  of %.2f MiB device memory\n", "budget",
                (double)ledger->budget_bytes / MIB, (double)ledger->device_bytes / MIB);
 }

@@ -36,14 +36,17 @@ enum ledger_id {
 };
 
 struct memory_ledger {
-    uint64_t device_bytes;    // what the device has
-    uint64_t budget_bytes;    // what may be used of it
-    uint64_t bytes[LEDGER_COUNT];
+    uint64_t device_bytes;             // what the device has
+    uint64_t budget_bytes;             // what may be used of it
+    uint64_t bytes[LEDGER_COUNT];      // charged
+    uint64_t planned[LEDGER_COUNT];    // foreseen; shown for lines that are not charged yet
 };
 
 void memory_ledger_init(struct memory_ledger *ledger, uint64_t device_bytes, uint64_t budget_bytes);
 enum status memory_ledger_charge(struct memory_ledger *ledger, enum ledger_id id, uint64_t bytes,
                                  struct error *err) MUST_USE;
+// What a line will need. Changes no budget.
+void memory_ledger_plan(struct memory_ledger *ledger, enum ledger_id id, uint64_t bytes);
 uint64_t memory_ledger_used(const struct memory_ledger *ledger);
 uint64_t memory_ledger_free(const struct memory_ledger *ledger);
 const char *memory_ledger_name(enum ledger_id id);
