@@ -18,6 +18,8 @@
     X("common/dtype", suite_dtype)                                                                 \
     X("common/rng", suite_rng)                                                                     \
     X("controller/core", suite_core)                                                               \
+    X("proto/codec", suite_codec)                                                                  \
+    X("proto/messages", suite_messages)                                                            \
     X("common/gguf", suite_gguf)                                                                   \
     X("common/hash", suite_hash)                                                                   \
     X("kernels/pack", suite_kernels_pack)                                                          \

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Goal: each field of a plan, a result and a capacity report is accepted at its bound and refused
+// one past it, by name. Method: one good message, one field changed at a time.
+#include "proto/messages.h"
+#include "tests/unit/suites.h"
+
+#include <math.h>
+#include <string.h>
+
+static const struct plan_limits limits = {{64, 8, 64, 64, 64, 4}, 16, 16, 100};
+
+struct fixture {
+    uint32_t blocks[5];
+    int32_t tokens[65];
+    struct plan_admit admit;
+    struct plan_update update;
+    struct plan_retire retire;
+    struct plan_prefill prefill;
+    struct plan plan;
+};
+
+static void init(struct fixture *f) {
+    memset(f, 0, sizeof *f);
+    f->admit = (struct plan_admit){
+        .ref = {7, 1},
+        .prompt_tokens = 64,
+        .len_max = 64,
+        .block_count = 4,
+        .blocks = f->blocks,
+        .sampling = {.temperature = 100.0f, .top_p = 1.0f, .repetition_penalty = 10.0f}};
+    f->blocks[3] = 15;
+    f->tokens[0] = 99;
+    f->update = (struct plan_update){{7, 1}, 4, f->blocks, false, true};
+    f->retire.ref.slot = 7;
+    f->prefill = (struct plan_prefill){{7, 1}, 0, 56, f->tokens, 99, false};
+    f->plan = (struct plan){.decode_rows = 8,
+                            .admit_count = 1,
+                            .update_count = 1,
+                            .retire_count = 1,
+                            .prefill_count = 1,
+                            .admits = &f->admit,
+                            .updates = &f->update,
+                            .retires = &f->retire,
+                            .prefills = &f->prefill};
+}
+
+static void refused(const struct fixture *f, const char *word) {
+    struct error err = {0};
+    ck_assert_int_eq(plan_validate(&f->plan, &limits, &err), STATUS_INVALID);
+    ck_assert_msg(strstr(err.message, word) != NULL, "'%s' lacks '%s'", err.message, word);
+}
+
+START_TEST(a_plan_at_every_bound_is_good) {
+    struct fixture f;
+    init(&f);
+    struct error err = {0};
+    ck_assert_msg(plan_validate(&f.plan, &limits, &err) == STATUS_OK, "%s", err.message);
+}
+END_TEST
+
+#define ONE_PAST(name, change, word)                                                               \
+    START_TEST(name) {                                                                             \
+        struct fixture f;                                                                          \
+        init(&f);                                                                                  \
+        change;                                                                                    \
+        refused(&f, word);                                                                         \
+    }                                                                                              \
+    END_TEST
+
+ONE_PAST(admit_slot, f.admit.ref.slot = 8, "slot")
+ONE_PAST(admit_empty_prompt, f.admit.prompt_tokens = 0, "empty prompt")
+ONE_PAST(admit_prompt_past_len_max, f.admit.len_max = 63, "prompt_tokens")
+ONE_PAST(admit_len_max, f.admit.len_max = 65, "len_max")
+ONE_PAST(admit_block_count, f.admit.block_count = 5, "block count")
+ONE_PAST(admit_block_id, f.blocks[0] = 16, "block id")
+ONE_PAST(update_slot, f.update.ref.slot = 8, "slot")
+ONE_PAST(update_block_count, f.update.append_count = 5, "block count")
+ONE_PAST(update_both_ways, f.update.pause = true, "paused and resumed")
+ONE_PAST(retire_slot, f.retire.ref.slot = 8, "slot")
+ONE_PAST(prefill_slot, f.prefill.ref.slot = 8, "slot")
+ONE_PAST(prefill_empty, f.prefill.token_count = 0, "empty prompt chunk")
+ONE_PAST(prefill_end, f.prefill.start_pos = 9, "end of a prompt chunk")
+ONE_PAST(prefill_overflow, f.prefill.start_pos = UINT32_MAX, "end of a prompt chunk")
+ONE_PAST(prefill_token, f.tokens[3] = 100, "prompt token")
+ONE_PAST(prefill_negative_token, f.tokens[3] = -1, "prompt token")
+ONE_PAST(prefill_next_token, f.prefill.next_token = 100, "next prompt token")
+ONE_PAST(prefill_next_negative, f.prefill.next_token = -2, "next prompt token")
+ONE_PAST(rows_of_the_step, f.prefill.token_count = 57, "rows of the step")
+ONE_PAST(decode_rows, f.plan.decode_rows = 9, "decode rows")
+ONE_PAST(admit_list, f.plan.admit_count = 9, "admit count")
+ONE_PAST(temperature, f.admit.sampling.temperature = 100.1f, "temperature")
+ONE_PAST(temperature_nan, f.admit.sampling.temperature = NAN, "temperature")
+ONE_PAST(top_p_zero, f.admit.sampling.top_p = 0.0f, "top_p")
+ONE_PAST(min_p, f.admit.sampling.min_p = 1.1f, "min_p")
+ONE_PAST(repetition, f.admit.sampling.repetition_penalty = 0.0f, "repetition_penalty")
+ONE_PAST(presence, f.admit.sampling.presence_penalty = 2.1f, "presence_penalty")
+ONE_PAST(frequency, f.admit.sampling.frequency_penalty = -2.1f, "frequency_penalty")
+ONE_PAST(top_logprobs, f.admit.sampling.top_logprobs = BOUND_LOGPROBS + 1, "top_logprobs")
+ONE_PAST(stop_count, f.admit.sampling.stop_token_count = BOUND_STOP_TOKENS + 1, "stop token count")
+ONE_PAST(stop_token, f.admit.sampling.stop_token_count = 1;
+         f.admit.sampling.stop_tokens[0] = 100, "stop token")
+ONE_PAST(bias_count, f.admit.sampling.bias_count = BOUND_LOGIT_BIAS + 1, "logit_bias count")
+
+START_TEST(result_rows_are_judged) {
+    struct result_row row = {.ref = {7, 1}, .position = 63, .token = 99};
+    struct step_result result = {.row_count = 1, .rows = &row};
+    ck_assert_int_eq(result_validate(&result, &limits, NULL), STATUS_OK);
+    row.token = 100;
+    ck_assert_int_eq(result_validate(&result, &limits, NULL), STATUS_INVALID);
+    row.token = 99;
+    row.position = 64;
+    ck_assert_int_eq(result_validate(&result, &limits, NULL), STATUS_INVALID);
+    row.position = 63;
+    row.ref.slot = 8;
+    ck_assert_int_eq(result_validate(&result, &limits, NULL), STATUS_INVALID);
+}
+END_TEST
+
+START_TEST(capacity_reports_are_judged) {
+    struct message_capacity good = {.envelope = {512, 64, 8192, 512, 512, 256},
+                                    .block_tokens = 32,
+                                    .kv_blocks = 700,
+                                    .vocabulary = 49152};
+    ck_assert_int_eq(capacity_validate(&good, NULL), STATUS_OK);
+    struct message_capacity bad = good;
+    bad.envelope.blocks_per_seq = 257;
+    ck_assert_int_eq(capacity_validate(&bad, NULL), STATUS_INVALID);
+    bad = good;
+    bad.envelope.seqs = BOUND_SEQS + 1;
+    ck_assert_int_eq(capacity_validate(&bad, NULL), STATUS_INVALID);
+    bad = good;
+    bad.block_tokens = 0;
+    ck_assert_int_eq(capacity_validate(&bad, NULL), STATUS_INVALID);
+    bad = good;
+    bad.kv_blocks = 0;
+    ck_assert_int_eq(capacity_validate(&bad, NULL), STATUS_INVALID);
+}
+END_TEST
+
+Suite *suite_messages(void) {
+    Suite *suite = suite_create("proto/messages");
+    TCase *tc = tcase_create("all");
+    const TTest *const tests[] = {
+        a_plan_at_every_bound_is_good,
+        admit_slot,
+        admit_empty_prompt,
+        admit_prompt_past_len_max,
+        admit_len_max,
+        admit_block_count,
+        admit_block_id,
+        update_slot,
+        update_block_count,
+        update_both_ways,
+        retire_slot,
+        prefill_slot,
+        prefill_empty,
+        prefill_end,
+        prefill_overflow,
+        prefill_token,
+        prefill_negative_token,
+        prefill_next_token,
+        prefill_next_negative,
+        rows_of_the_step,
+        decode_rows,
+        admit_list,
+        temperature,
+        temperature_nan,
+        top_p_zero,
+        min_p,
+        repetition,
+        presence,
+        frequency,
+        top_logprobs,
+        stop_count,
+        stop_token,
+        bias_count,
+        result_rows_are_judged,
+        capacity_reports_are_judged,
+    };
+    for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
+        tcase_add_test(tc, tests[i]);
+    }
+    suite_add_tcase(suite, tc);
+    return suite;
+}
