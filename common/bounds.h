@@ -18,6 +18,19 @@
 #define BOUND_VOCABULARY_TOKENS 1048576u
 // One token's bytes. Refuse the model.
 #define BOUND_TOKEN_BYTES 4096u
+// Merges of a byte-level BPE; the largest public list has 446,189. Refuse the model.
+#define BOUND_MERGES 4194304u
+// Ids that encoding puts before or after a text (BOS and the like). Refuse the model.
+#define BOUND_AFFIX_TOKENS 8u
+// Stages of a pre-tokenizer; real ones have 1 to 4. Refuse the model.
+#define BOUND_PRETOKENIZER_STAGES 8u
+// A pre-tokenizer's regular expression; the longest public one has 700 bytes. Refuse the model.
+#define BOUND_REGEX_BYTES 16384u
+// Work and memory of one match of such an expression. Refuse the text (400).
+#define BOUND_REGEX_STEPS 10000000u
+#define BOUND_REGEX_HEAP_KIB 65536u
+// One text to encode: offsets inside the merge loop are 32 bits wide. Refuse (400).
+#define BOUND_ENCODE_BYTES (1024u * 1024 * 1024)
 // A rendered prompt. Refuse (400).
 #define BOUND_TEMPLATE_OUTPUT_BYTES (8u * 1024 * 1024)
 // Steps of the template interpreter; a long agent history takes about 200,000. Refuse (400).
@@ -59,6 +72,7 @@
 #define BOUND_CHOICES 64u                   // n; 400
 #define BOUND_STOP_STRINGS 16u              // 400
 #define BOUND_STOP_STRING_BYTES 256u        // 400
+#define BOUND_EOS_TOKENS 8u                 // a model's own stop ids. Refuse the model
 #define BOUND_STOP_TOKENS 16u               // ids per request incl. the model's own EOS set; 400
 #define BOUND_LOGIT_BIAS 1024u              // entries per request; 400
 #define BOUND_LOGPROBS 20u                  // top alternatives per position; 400

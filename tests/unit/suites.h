@@ -28,7 +28,12 @@
     X("worker/device/thread_pool", suite_thread_pool)                                              \
     X("controller/http/http_parse", suite_http_parse)                                              \
     X("controller/http/http_exchange", suite_http_exchange)                                        \
-    X("controller/http/http_server", suite_http_server)
+    X("controller/http/http_server", suite_http_server)                                            \
+    X("controller/text/unicode", suite_unicode)                                                    \
+    X("controller/text/pretokenize", suite_pretokenize)                                            \
+    X("controller/text/bpe", suite_bpe)                                                            \
+    X("controller/text/added_tokens", suite_added_tokens)                                          \
+    X("controller/text/tokenizer", suite_tokenizer)
 
 #define X(name, function) Suite *function(void);
 SUITE_TABLE(X)

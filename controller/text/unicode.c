@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "controller/text/unicode.h"
+
+#include "common/invariant.h"
+#include <utf8proc.h>
+
+// What the first byte of a sequence demands: its length, and the range of the second byte, which
+// is where overlong forms, surrogates and values above U+10FFFF are excluded (Unicode 15,
+// table 3-7).
+struct lead {
+    uint32_t length;    // 0: cannot start a sequence
+    uint8_t second_min;
+    uint8_t second_max;
+};
+
+static struct lead lead_of(uint8_t byte) {
+    if (byte >= 0xC2 && byte <= 0xDF) {
+        return (struct lead){2, 0x80, 0xBF};
+    }
+    if (byte >= 0xE0 && byte <= 0xEF) {
+        return (struct lead){3, byte == 0xE0 ? 0xA0 : 0x80, byte == 0xED ? 0x9F : 0xBF};
+    }
+    if (byte >= 0xF0 && byte <= 0xF4) {
+        return (struct lead){4, byte == 0xF0 ? 0x90 : 0x80, byte == 0xF4 ? 0x8F : 0xBF};
+    }
+    return (struct lead){byte < 0x80 ? 1 : 0, 0x80, 0xBF};
+}
+
+// How many bytes from the start agree with some well-formed sequence; `*length` is what it needs.
+static uint32_t well_formed(const uint8_t *bytes, size_t byte_count, uint32_t *length) {
+    struct lead lead = lead_of(bytes[0]);
+    *length = lead.length;
+    if (lead.length <= 1) {
+        return lead.length;
+    }
+    uint32_t have = 1;
+    while (have < lead.length && have < byte_count) {
+        uint8_t low = have == 1 ? lead.second_min : 0x80;
+        uint8_t high = have == 1 ? lead.second_max : 0xBF;
+        if (bytes[have] < low || bytes[have] > high) {
+            break;
+        }
+        have++;
+    }
+    return have;
+}
+
+uint32_t unicode_decode(const uint8_t *bytes, size_t byte_count, uint32_t *code) {
+    if (bytes[0] < 0x80) {
+        *code = bytes[0];
+        return 1;
+    }
+    uint32_t length = 0;
+    uint32_t have = well_formed(bytes, byte_count, &length);
+    if (have == 0 || have < length) {
+        *code = UNICODE_BROKEN;
+        return 1;
+    }
+    uint32_t value = bytes[0] & (0x7Fu >> length);
+    for (uint32_t i = 1; i < length; i++) {
+        value = (value << 6) | (bytes[i] & 0x3Fu);
+    }
+    *code = value;
+    return length;
+}
+
+uint32_t unicode_encode(uint32_t code, uint8_t out[4]) {
+    if (code > 0x10FFFF || (code >= 0xD800 && code <= 0xDFFF)) {
+        code = UNICODE_REPLACEMENT;
+    }
+    if (code < 0x80) {
+        out[0] = (uint8_t)code;
+        return 1;
+    }
+    uint32_t length = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
+    for (uint32_t i = length - 1; i > 0; i--) {
+        out[i] = (uint8_t)(0x80 | (code & 0x3F));
+        code >>= 6;
+    }
+    static const uint8_t marker[5] = {0, 0, 0xC0, 0xE0, 0xF0};
+    out[0] = (uint8_t)(marker[length] | code);
+    return length;
+}
+
+uint32_t unicode_incomplete_tail(const uint8_t *bytes, size_t byte_count) {
+    for (uint32_t back = 1; back <= 3 && back <= byte_count; back++) {
+        const uint8_t *at = bytes + byte_count - back;
+        if ((*at & 0xC0) == 0x80) {
+            continue;    // a continuation byte: its first byte lies further back
+        }
+        uint32_t length = 0;
+        uint32_t have = well_formed(at, back, &length);
+        return have == back && length > back ? back : 0;
+    }
+    return 0;
+}
+
+uint32_t unicode_broken_span(const uint8_t *bytes, size_t byte_count) {
+    uint32_t length = 0;
+    uint32_t have = well_formed(bytes, byte_count, &length);
+    return have == 0 ? 1 : have;
+}
+
+enum { O = UNICODE_OTHER, L = UNICODE_LETTER, N = UNICODE_NUMBER, S = UNICODE_SPACE };
+static const uint8_t ascii_class[128] = {
+    O, O, O, O, O, O, O, O, O, S, S, S, S, S, O, O, O, O, O, O, O, O, O, O, O, O, O, O, O, O, O, O,
+    S, O, O, O, O, O, O, O, O, O, O, O, O, O, O, O, N, N, N, N, N, N, N, N, N, N, O, O, O, O, O, O,
+    O, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, O, O, O, O, O,
+    O, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, L, O, O, O, O, O,
+};
+
+enum unicode_class unicode_class(uint32_t code) {
+    if (code < 0x80) {
+        return (enum unicode_class)ascii_class[code];
+    }
+    if (code > 0x10FFFF) {
+        return UNICODE_OTHER;
+    }
+    switch (utf8proc_category((utf8proc_int32_t)code)) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+        return UNICODE_LETTER;
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+        return UNICODE_MARK;
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_NO:
+        return UNICODE_NUMBER;
+    case UTF8PROC_CATEGORY_ZS:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+        return UNICODE_SPACE;
+    default:
+        return code == 0x85 ? UNICODE_SPACE : UNICODE_OTHER;
+    }
+}
+
+bool unicode_is_word(uint32_t code) {
+    enum unicode_class kind = unicode_class(code);
+    if (kind == UNICODE_LETTER || kind == UNICODE_MARK || kind == UNICODE_NUMBER) {
+        return true;
+    }
+    return code <= 0x10FFFF && utf8proc_category((utf8proc_int32_t)code) == UTF8PROC_CATEGORY_PC;
+}
+
+size_t unicode_before(const uint8_t *bytes, size_t at, uint32_t *code) {
+    INVARIANT(at >= 1);
+    for (size_t back = 1; back <= 4 && back <= at; back++) {
+        if (unicode_decode(bytes + at - back, back, code) == back && *code != UNICODE_BROKEN) {
+            return at - back;
+        }
+    }
+    *code = UNICODE_BROKEN;
+    return at - 1;
+}
