@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Writes small random checkpoints in the Hugging Face layout, for comparison with the oracle.
+
+    make_tiny.py DIRECTORY KIND SEED     KIND: llama | llama3 | qwen3 | llama-sharded | llama-bf16 | llama-f16
+"""
+import json
+import os
+import struct
+import sys
+
+import numpy as np
+
+VOCABULARY = 320
+
+
+def config_for(kind):
+    base = dict(hidden_size=96, intermediate_size=160, num_hidden_layers=3, num_attention_heads=6,
+                num_key_value_heads=2, vocab_size=VOCABULARY, max_position_embeddings=512, rms_norm_eps=1e-5,
+                rope_theta=10000.0, tie_word_embeddings=False, hidden_act="silu", model_type="llama",
+                architectures=["LlamaForCausalLM"], eos_token_id=0, bos_token_id=1, attention_bias=False)
+    if kind == "llama3":
+        base.update(tie_word_embeddings=True, rope_theta=500000.0,
+                    rope_scaling=dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                      original_max_position_embeddings=64))
+    if kind == "qwen3":
+        base.update(model_type="qwen3", architectures=["Qwen3ForCausalLM"], head_dim=32, rms_norm_eps=1e-6,
+                    rope_theta=1000000.0, use_sliding_window=False)
+    return base
+
+
+def tensors_for(c, rng):
+    h, i, v = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
+    d = c.get("head_dim", h // c["num_attention_heads"])
+    nq, nkv = c["num_attention_heads"] * d, c["num_key_value_heads"] * d
+    matrix = lambda rows, cols: rng.standard_normal((rows, cols)).astype(np.float32) / np.float32(np.sqrt(cols))
+    norm = lambda n: (1 + 0.1 * rng.standard_normal(n)).astype(np.float32)
+    out = {"model.embed_tokens.weight": matrix(v, h) * 8, "model.norm.weight": norm(h)}
+    if not c["tie_word_embeddings"]:
+        out["lm_head.weight"] = matrix(v, h)
+    for n in range(c["num_hidden_layers"]):
+        p = f"model.layers.{n}."
+        out.update({p + "input_layernorm.weight": norm(h), p + "post_attention_layernorm.weight": norm(h),
+                    p + "self_attn.q_proj.weight": matrix(nq, h), p + "self_attn.k_proj.weight": matrix(nkv, h),
+                    p + "self_attn.v_proj.weight": matrix(nkv, h), p + "self_attn.o_proj.weight": matrix(h, nq),
+                    p + "mlp.gate_proj.weight": matrix(i, h), p + "mlp.up_proj.weight": matrix(i, h),
+                    p + "mlp.down_proj.weight": matrix(h, i)})
+        if c["model_type"] == "qwen3":
+            out.update({p + "self_attn.q_norm.weight": norm(d), p + "self_attn.k_norm.weight": norm(d)})
+    return out
+
+
+def encode(array, kind):
+    if kind == "F32":
+        return array.astype("<f4").tobytes()
+    if kind == "F16":
+        return array.astype("<f2").tobytes()
+    bits = array.astype("<f4").view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
+
+
+def write_safetensors(path, tensors, kind):
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, array in tensors.items():
+        raw = encode(array, kind)
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def byte_alphabet():
+    """Byte-level BPE spelling of each byte: printable ones stand for themselves."""
+    keep = list(range(33, 127)) + list(range(161, 173)) + list(range(174, 256))
+    table, extra = {}, 0
+    for byte in range(256):
+        table[byte] = chr(byte) if byte in keep else chr(256 + extra)
+        extra += byte not in keep
+    return table
+
+
+def tokenizer():
+    """Every byte is a token; ids 0..2 are special."""
+    vocabulary = {"<|end|>": 0, "<|begin|>": 1, "<|user|>": 2}
+    for byte, text in byte_alphabet().items():
+        vocabulary[text] = 3 + byte
+    special = lambda i, text: dict(id=i, content=text, single_word=False, lstrip=False, rstrip=False,
+                                   normalized=False, special=True)
+    return {"version": "1.0", "truncation": None, "padding": None,
+            "added_tokens": [special(0, "<|end|>"), special(1, "<|begin|>"), special(2, "<|user|>")],
+            "normalizer": None,
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+            "post_processor": None,
+            "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+            "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+                      "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+                      "vocab": vocabulary, "merges": []}}
+
+
+TEMPLATE = ("{% for m in messages %}<|user|>{{ m['role'] + ': ' + m['content'] }}\n{% endfor %}"
+            "{% if add_generation_prompt %}<|begin|>{% endif %}")
+
+
+def main():
+    directory, kind, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    os.makedirs(directory, exist_ok=True)
+    c = config_for(kind)
+    tensors = tensors_for(c, np.random.default_rng(seed))
+    dtype = {"llama-bf16": "BF16", "llama-f16": "F16"}.get(kind, "F32")
+    dump = lambda name, value: json.dump(value, open(os.path.join(directory, name), "w"), ensure_ascii=False)
+    dump("config.json", c)
+    dump("generation_config.json", {"eos_token_id": 0, "bos_token_id": 1, "temperature": 1.0})
+    dump("tokenizer.json", tokenizer())
+    dump("tokenizer_config.json", {"bos_token": "<|begin|>", "eos_token": "<|end|>", "chat_template": TEMPLATE})
+    if kind == "llama-sharded":
+        names = list(tensors)
+        shards = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+        for file, members in shards.items():
+            write_safetensors(os.path.join(directory, file), {n: tensors[n] for n in members}, dtype)
+        dump("model.safetensors.index.json", {"metadata": {}, "weight_map": {n: f for f, ms in shards.items() for n in ms}})
+    else:
+        write_safetensors(os.path.join(directory, "model.safetensors"), tensors, dtype)
+
+
+if __name__ == "__main__":
+    main()
