@@ -20,6 +20,7 @@
     X("controller/core", suite_core)                                                               \
     X("proto/codec", suite_codec)                                                                  \
     X("proto/messages", suite_messages)                                                            \
+    X("worker/step/batch", suite_batch)                                                            \
     X("common/gguf", suite_gguf)                                                                   \
     X("common/hash", suite_hash)                                                                   \
     X("kernels/pack", suite_kernels_pack)                                                          \
