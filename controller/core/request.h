@@ -27,7 +27,7 @@
 //   Allocates  in create only.
 //   Fails      add: EXHAUSTED when full.
 
-enum { REQUEST_NONE = UINT32_MAX };
+#define REQUEST_NONE UINT32_MAX    // an index of no request
 
 enum request_state { REQUEST_FREE, REQUEST_WAITING, REQUEST_PREFILLING, REQUEST_DECODING };
 

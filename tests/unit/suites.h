@@ -21,6 +21,7 @@
     X("proto/codec", suite_codec)                                                                  \
     X("proto/messages", suite_messages)                                                            \
     X("worker/step/batch", suite_batch)                                                            \
+    X("worker/weights/safetensors", suite_safetensors)                                             \
     X("common/gguf", suite_gguf)                                                                   \
     X("common/hash", suite_hash)                                                                   \
     X("kernels/pack", suite_kernels_pack)                                                          \
