@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "common/config.h"
+#include "common/config_internal.h"
 
 #include "common/invariant.h"
 #include "common/memory.h"
@@ -12,50 +12,6 @@
 #include <string.h>
 #include <yaml.h>
 
-enum {
-    LIST_ITEMS_MAX = 256,
-    NOTES_MAX = 64,
-    FILE_BYTES_MAX = 1024 * 1024,
-    NAME_BYTES_MAX = 128,
-    LONG_OPTIONS_MAX = 400,
-    SOURCE_BYTES = 96,
-};
-
-struct option_row {
-    const char *name;
-    enum option_kind kind;
-    const char *fallback;
-    unsigned programs;
-    const char *group;
-    double min, max;
-    const char *choices;    // space-separated
-    const char *help;
-};
-
-static const struct option_row option_rows[OPTION_COUNT] = {
-#define X(id, name, kind, fallback, programs, group, min, max, choices, help)                      \
-    {name,          OPTION_KIND_##kind, fallback, programs, group,                                 \
-     (double)(min), (double)(max),      choices,  help},
-    OPTION_TABLE(X)
-#undef X
-};
-
-enum foreign_treatment { FOREIGN_NOTE, FOREIGN_REFUSE, FOREIGN_ALIAS };
-
-struct foreign_row {
-    const char *name;
-    bool takes_value;
-    enum foreign_treatment treatment;
-    const char *text;
-};
-
-static const struct foreign_row foreign_rows[] = {
-#define X(name, takes_value, treatment, text) {name, takes_value, FOREIGN_##treatment, text},
-    FOREIGN_FLAG_TABLE(X)
-#undef X
-};
-enum { FOREIGN_COUNT = sizeof foreign_rows / sizeof foreign_rows[0] };
-
 // Short forms people know from other servers.
 static const struct {
     const char *short_form;
@@ -65,26 +21,6 @@ static const struct {
                   {"-fa", "--flash-attn"},  {"-a", "--alias"},
                   {"-t", "--threads"},      {"-tp", "--tensor-parallel-size"},
                   {"-q", "--quantization"}, {"-h", "--help"}};
-
-// Where a value came from, weakest first: a weaker source never overrides a stronger one.
-enum source_rank { SOURCE_DEFAULT, SOURCE_FILE, SOURCE_ENVIRONMENT, SOURCE_FLAG };
-
-struct value {
-    enum source_rank rank;
-    char source[SOURCE_BYTES];
-    bool flag;
-    int64_t integer;
-    double real;
-    char *text;
-    char *items[LIST_ITEMS_MAX];
-    uint32_t item_count;
-};
-
-struct config {
-    struct value values[OPTION_COUNT];
-    char *notes[NOTES_MAX];
-    uint32_t note_count;
-};
 
 // ---- values ------------------------------------------------------------------------------------
 
@@ -202,7 +138,7 @@ static enum status set_number(const struct option_row *row, struct value *value,
 // Sets one option from text. A stronger source that was there first wins.
 static enum status set_value(struct config *config, enum option_id id, const char *text,
                              enum source_rank rank, const char *source, struct error *err) {
-    const struct option_row *row = &option_rows[id];
+    const struct option_row *row = &config_option_rows[id];
     struct value *value = &config->values[id];
     if (rank < value->rank) {
         return STATUS_OK;
@@ -242,7 +178,8 @@ static enum status set_value(struct config *config, enum option_id id, const cha
 
 static bool find_option(const char *name, enum option_program program, enum option_id *out) {
     for (unsigned i = 0; i < OPTION_COUNT; i++) {
-        if ((option_rows[i].programs & program) != 0 && strcmp(option_rows[i].name, name) == 0) {
+        if ((config_option_rows[i].programs & program) != 0 &&
+            strcmp(config_option_rows[i].name, name) == 0) {
             *out = (enum option_id)i;
             return true;
         }
@@ -252,62 +189,11 @@ static bool find_option(const char *name, enum option_program program, enum opti
 
 static const struct foreign_row *find_foreign(const char *name) {
     for (size_t i = 0; i < FOREIGN_COUNT; i++) {
-        if (strcmp(foreign_rows[i].name, name) == 0) {
-            return &foreign_rows[i];
+        if (strcmp(config_foreign_rows[i].name, name) == 0) {
+            return &config_foreign_rows[i];
         }
     }
     return NULL;
-}
-
-// ---- unknown names -----------------------------------------------------------------------------
-
-// Edit distance with insertions, deletions and substitutions (Wagner and Fischer, 1974).
-static size_t distance(const char *a, const char *b) {
-    size_t columns = strlen(b);
-    size_t row[NAME_BYTES_MAX + 1];
-    if (columns > NAME_BYTES_MAX) {
-        return SIZE_MAX;
-    }
-    for (size_t k = 0; k <= columns; k++) {
-        row[k] = k;
-    }
-    for (size_t i = 1; a[i - 1] != '\0'; i++) {
-        size_t diagonal = row[0];
-        row[0] = i;
-        for (size_t k = 1; k <= columns; k++) {
-            size_t replaced = diagonal + (a[i - 1] == b[k - 1] ? 0 : 1);
-            size_t other = (row[k] < row[k - 1] ? row[k] : row[k - 1]) + 1;
-            diagonal = row[k];
-            row[k] = replaced < other ? replaced : other;
-        }
-    }
-    return row[columns];
-}
-
-static enum status unknown_name(const char *name, const char *source, enum option_program program,
-                                struct error *err) {
-    enum { NEAREST = 3 };
-    const char *best[NEAREST] = {NULL, NULL, NULL};
-    size_t best_distance[NEAREST] = {SIZE_MAX, SIZE_MAX, SIZE_MAX};
-    for (unsigned i = 0; i < OPTION_COUNT; i++) {
-        if ((option_rows[i].programs & program) == 0) {
-            continue;
-        }
-        size_t d = distance(name, option_rows[i].name);
-        for (int k = 0; k < NEAREST; k++) {
-            if (d < best_distance[k]) {
-                for (int j = NEAREST - 1; j > k; j--) {
-                    best[j] = best[j - 1];
-                    best_distance[j] = best_distance[j - 1];
-                }
-                best[k] = option_rows[i].name;
-                best_distance[k] = d;
-                break;
-            }
-        }
-    }
-    error_hint(err, "nearest: --%s, --%s, --%s; --help lists all", best[0], best[1], best[2]);
-    return error_set(err, STATUS_INVALID, "unknown option '--%s' (%s)", name, source);
 }
 
 static enum status add_note(struct config *config, const char *name, const char *text,
@@ -344,15 +230,15 @@ static enum status set_named(struct config *config, enum option_program program,
     }
     enum option_id id;
     if (find_option(name, program, &id)) {
-        bool flag_alone = option_rows[id].kind == OPTION_KIND_BOOL && text == NULL;
+        bool flag_alone = config_option_rows[id].kind == OPTION_KIND_BOOL && text == NULL;
         return set_value(config, id, flag_alone ? "true" : text, rank, source, err);
     }
     if (strncmp(name, "no-", 3) == 0 && find_option(name + 3, program, &id) &&
-        option_rows[id].kind == OPTION_KIND_BOOL) {
+        config_option_rows[id].kind == OPTION_KIND_BOOL) {
         bool inverted = text == NULL || strcmp(text, "true") == 0;
         return set_value(config, id, inverted ? "false" : "true", rank, source, err);
     }
-    return unknown_name(name, source, program, err);
+    return config_unknown_name(name, source, program, err);
 }
 
 // ---- command line ------------------------------------------------------------------------------
@@ -387,7 +273,7 @@ static void long_option_add(struct long_options *list, const char *name, int has
 static void long_options_build(struct long_options *list, enum option_program program) {
     list->count = 0;
     for (unsigned i = 0; i < OPTION_COUNT; i++) {
-        const struct option_row *row = &option_rows[i];
+        const struct option_row *row = &config_option_rows[i];
         if ((row->programs & program) == 0) {
             continue;
         }
@@ -399,8 +285,8 @@ static void long_options_build(struct long_options *list, enum option_program pr
         }
     }
     for (size_t i = 0; i < FOREIGN_COUNT; i++) {
-        long_option_add(list, foreign_rows[i].name,
-                        foreign_rows[i].takes_value ? required_argument : optional_argument);
+        long_option_add(list, config_foreign_rows[i].name,
+                        config_foreign_rows[i].takes_value ? required_argument : optional_argument);
     }
     long_option_add(list, "help", optional_argument);
     long_option_add(list, "version", no_argument);
@@ -448,7 +334,7 @@ static enum status parse_words(struct config *config, const struct config_input 
         }
         char name[NAME_BYTES_MAX];
         snprintf(name, sizeof name, "%.*s", (int)strcspn(word, "="), word);
-        return unknown_name(name, "command line", input->program, err);
+        return config_unknown_name(name, "command line", input->program, err);
     }
     for (int i = optind; i < count; i++) {
         if (config->values[OPTION_MODEL].rank == SOURCE_FLAG) {
@@ -620,124 +506,13 @@ static enum status parse_file(struct config *config, enum option_program program
     return status;
 }
 
-// ---- help and printing -------------------------------------------------------------------------
-
-static const char *kind_word(const struct option_row *row) {
-    switch (row->kind) {
-    case OPTION_KIND_BOOL:
-        return "";
-    case OPTION_KIND_INT:
-        return " N";
-    case OPTION_KIND_REAL:
-        return " X";
-    case OPTION_KIND_LIST:
-        return " A[,B]";
-    case OPTION_KIND_STRING:
-    case OPTION_KIND_CHOICE:
-        return " TEXT";
-    }
-    return "";
-}
-
-static void write_help_row(const struct option_row *row, struct buf *out) {
-    char left[NAME_BYTES_MAX];
-    snprintf(left, sizeof left, "--%s%s", row->name, kind_word(row));
-    buf_printf(out, "  %-32s %s", left, row->help);
-    if (row->choices != NULL) {
-        buf_printf(out, " [%s]", row->choices);
-    }
-    if (row->fallback != NULL) {
-        buf_printf(out, " (%s)", row->fallback);
-    }
-    buf_append_byte(out, '\n');
-}
-
-static void write_help(const struct config_input *input, const char *topic, struct buf *out) {
-    static const char *const groups[] = {"model",  "server",  "scheduler",
-                                         "memory", "general", "daemons"};
-    buf_printf(out, "usage: %s MODEL [options]\n", input->program_name);
-    buf_append_str(out,
-                   "  MODEL is a GGUF file or a Hugging Face directory. '_' equals '-'; --no-x "
-                   "for every switch;\n  numbers may be 8k = 8000, 8K = 8192, 1G; every option "
-                   "also as TARE_NAME and in --config.\n");
-    for (size_t g = 0; g < sizeof groups / sizeof groups[0]; g++) {
-        bool titled = false;
-        for (unsigned i = 0; i < OPTION_COUNT; i++) {
-            const struct option_row *row = &option_rows[i];
-            bool shown = (row->programs & input->program) != 0 &&
-                         strcmp(row->group, groups[g]) == 0 &&
-                         (topic == NULL || strcmp(topic, "all") == 0 ||
-                          strcmp(topic, row->group) == 0 || strcmp(topic, row->name) == 0);
-            if (shown && !titled) {
-                buf_printf(out, "\n%s\n", groups[g]);
-                titled = true;
-            }
-            if (shown) {
-                write_help_row(row, out);
-            }
-        }
-    }
-    buf_append_str(out, "\n  --help[=TOPIC]                   this page, one group, or one option\n"
-                        "  --version                        version and commit\n");
-    if (topic != NULL && strcmp(topic, "all") == 0) {
-        buf_append_str(out, "\nknown flags of other servers\n");
-        for (size_t i = 0; i < FOREIGN_COUNT; i++) {
-            static const char *const words[] = {"no effect", "refused", "means"};
-            const struct foreign_row *row = &foreign_rows[i];
-            buf_printf(out, "  --%-30s %s: %s%s\n", row->name, words[row->treatment],
-                       row->treatment == FOREIGN_ALIAS ? "--" : "", row->text);
-        }
-    }
-}
-
-static void write_value(const struct config *config, enum option_id id, struct buf *out) {
-    const struct value *value = &config->values[id];
-    switch (option_rows[id].kind) {
-    case OPTION_KIND_BOOL:
-        buf_append_str(out, value->flag ? "true" : "false");
-        break;
-    case OPTION_KIND_INT:
-        buf_printf(out, "%lld", (long long)value->integer);
-        break;
-    case OPTION_KIND_REAL:
-        buf_printf(out, "%g", value->real);
-        break;
-    case OPTION_KIND_LIST:
-        for (uint32_t i = 0; i < value->item_count; i++) {
-            buf_printf(out, "%s%s", i > 0 ? "," : "", value->items[i]);
-        }
-        break;
-    case OPTION_KIND_STRING:
-    case OPTION_KIND_CHOICE:
-        buf_append_str(out, value->text == NULL ? "" : value->text);
-        break;
-    }
-}
-
-static void write_config(const struct config *config, enum option_program program,
-                         struct buf *out) {
-    for (unsigned i = 0; i < OPTION_COUNT; i++) {
-        const struct option_row *row = &option_rows[i];
-        if ((row->programs & program) == 0 || i == OPTION_PRINT_CONFIG) {
-            continue;
-        }
-        buf_printf(out, "%s: ", row->name);
-        if (i == OPTION_API_KEY && config->values[i].item_count > 0) {
-            buf_append_str(out, "(hidden)");
-        } else {
-            write_value(config, (enum option_id)i, out);
-        }
-        buf_printf(out, "    # %s\n", config->values[i].source);
-    }
-}
-
 // ---- life cycle --------------------------------------------------------------------------------
 
 static enum status set_defaults(struct config *config, struct error *err) {
     for (unsigned i = 0; i < OPTION_COUNT; i++) {
         snprintf(config->values[i].source, sizeof config->values[i].source, "default");
-        if (option_rows[i].fallback != NULL) {
-            TRY(set_value(config, (enum option_id)i, option_rows[i].fallback, SOURCE_DEFAULT,
+        if (config_option_rows[i].fallback != NULL) {
+            TRY(set_value(config, (enum option_id)i, config_option_rows[i].fallback, SOURCE_DEFAULT,
                           "default", err));
         }
     }
@@ -786,7 +561,7 @@ enum status config_parse(const struct config_input *input, struct config **out, 
             status = parse_all(config, input, words, input->argc, &asked, err);
         }
         if (status == STATUS_OK && asked.help) {
-            write_help(input, asked.topic, text);
+            config_write_help(input, asked.topic, text);
         }
         for (int i = 0; owned != NULL && i < input->argc; i++) {
             memory_free(owned[i]);
@@ -802,7 +577,7 @@ enum status config_parse(const struct config_input *input, struct config **out, 
     if (status == STATUS_OK && asked.version) {
         buf_printf(text, "tare %s (%s)\n", TARE_VERSION, TARE_COMMIT);
     } else if (print && !asked.help) {
-        write_config(config, input->program, text);
+        config_write_all(config, input->program, text);
     }
     if (status != STATUS_OK || asked.help || asked.version || print) {
         config_destroy(config);
@@ -829,28 +604,28 @@ void config_destroy(struct config *config) {
 // ---- queries -----------------------------------------------------------------------------------
 
 bool config_bool(const struct config *config, enum option_id id) {
-    INVARIANT(option_rows[id].kind == OPTION_KIND_BOOL);
+    INVARIANT(config_option_rows[id].kind == OPTION_KIND_BOOL);
     return config->values[id].flag;
 }
 
 int64_t config_int(const struct config *config, enum option_id id) {
-    INVARIANT(option_rows[id].kind == OPTION_KIND_INT);
+    INVARIANT(config_option_rows[id].kind == OPTION_KIND_INT);
     return config->values[id].integer;
 }
 
 double config_real(const struct config *config, enum option_id id) {
-    INVARIANT(option_rows[id].kind == OPTION_KIND_REAL);
+    INVARIANT(config_option_rows[id].kind == OPTION_KIND_REAL);
     return config->values[id].real;
 }
 
 const char *config_string(const struct config *config, enum option_id id) {
-    INVARIANT(option_rows[id].kind == OPTION_KIND_STRING ||
-              option_rows[id].kind == OPTION_KIND_CHOICE);
+    INVARIANT(config_option_rows[id].kind == OPTION_KIND_STRING ||
+              config_option_rows[id].kind == OPTION_KIND_CHOICE);
     return config->values[id].text;
 }
 
 uint32_t config_list_count(const struct config *config, enum option_id id) {
-    INVARIANT(option_rows[id].kind == OPTION_KIND_LIST);
+    INVARIANT(config_option_rows[id].kind == OPTION_KIND_LIST);
     return config->values[id].item_count;
 }
 
@@ -877,19 +652,19 @@ const char *config_note(const struct config *config, uint32_t index) {
 }
 
 const char *config_name(enum option_id id) {
-    return option_rows[id].name;
+    return config_option_rows[id].name;
 }
 
 void config_forward(const struct config *config, enum option_program program, struct buf *out) {
     for (unsigned i = 0; i < OPTION_COUNT; i++) {
-        bool forwarded = (option_rows[i].programs & program) != 0 &&
+        bool forwarded = (config_option_rows[i].programs & program) != 0 &&
                          config->values[i].rank > SOURCE_DEFAULT && i != OPTION_CONFIG &&
                          i != OPTION_PRINT_CONFIG;
         if (!forwarded) {
             continue;
         }
-        buf_printf(out, "--%s=", option_rows[i].name);
-        write_value(config, (enum option_id)i, out);
+        buf_printf(out, "--%s=", config_option_rows[i].name);
+        config_write_value(config, (enum option_id)i, out);
         buf_append_byte(out, '\n');
     }
 }

@@ -91,14 +91,12 @@
       "auto text logfmt json", "form of log lines; auto: text on a terminal, logfmt otherwise")    \
     X(ACCESS_LOG, "access-log", BOOL, "true", OPTION_SC_, "general", 0, 0, NULL,                   \
       "one line per request")                                                                      \
-    X(COLOR, "color", CHOICE, "auto", OPTION_PROGRAM_SERVE, "general", 0, 0, "auto always never",  \
-      "colour on the terminal")                                                                    \
     X(QUIET, "quiet", BOOL, "false", OPTION_SC_, "general", 0, 0, NULL,                            \
       "print only the ready line")                                                                 \
     X(BANNER, "banner", BOOL, "false", OPTION_PROGRAM_CONTROLLER, "daemons", 0, 0, NULL,           \
       "print start-up text for people on standard error")                                          \
     X(RUN_DIR, "run-dir", STRING, NULL, OPTION_ALL_, "daemons", 0, 0, NULL,                        \
-      "directory for sockets, mode 0700 (default: a fresh one under /tmp or $XDG_RUNTIME_DIR)")    \
+      "directory for sockets, mode 0700 (default: a fresh one under /tmp)")                        \
     X(CONTROLLER, "controller", STRING, NULL, OPTION_PROGRAM_WORKER, "daemons", 0, 0, NULL,        \
       "controller to join: ipc:///path/of/its/run-dir")                                            \
     X(WORKER_ID, "worker-id", STRING, "worker-0", OPTION_PROGRAM_WORKER, "daemons", 0, 0, NULL,    \

@@ -17,6 +17,7 @@
     X("common/json", suite_json)                                                                   \
     X("common/dtype", suite_dtype)                                                                 \
     X("common/rng", suite_rng)                                                                     \
+    X("common/config", suite_config)                                                               \
     X("controller/core", suite_core)                                                               \
     X("proto/codec", suite_codec)                                                                  \
     X("proto/messages", suite_messages)                                                            \
