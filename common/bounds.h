@@ -77,6 +77,11 @@
 #define BOUND_LOGIT_BIAS 1024u              // entries per request; 400
 #define BOUND_LOGPROBS 20u                  // top alternatives per position; 400
 
+// ---- metrics -----------------------------------------------------------------------------------
+// Series of one process; a scrape must stay cheap. Refuse to start.
+#define BOUND_METRIC_SERIES 5000u
+#define BOUND_METRIC_LABEL_BYTES 4096u
+
 // ---- scheduling --------------------------------------------------------------------------------
 // Sequences running in one group (slots). Configuration lowers it; the rest waits.
 #define BOUND_SEQS 1024u

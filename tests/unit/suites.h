@@ -18,17 +18,15 @@
     X("common/dtype", suite_dtype)                                                                 \
     X("common/rng", suite_rng)                                                                     \
     X("common/config", suite_config)                                                               \
-    X("controller/core", suite_core)                                                               \
-    X("proto/codec", suite_codec)                                                                  \
-    X("proto/messages", suite_messages)                                                            \
-    X("worker/step/batch", suite_batch)                                                            \
-    X("worker/weights/safetensors", suite_safetensors)                                             \
     X("common/gguf", suite_gguf)                                                                   \
     X("common/hash", suite_hash)                                                                   \
+    X("common/metrics", suite_metrics)                                                             \
+    X("proto/codec", suite_codec)                                                                  \
+    X("proto/messages", suite_messages)                                                            \
     X("kernels/pack", suite_kernels_pack)                                                          \
     X("kernels/matmul", suite_kernels_matmul)                                                      \
     X("kernels/attention", suite_kernels_attention)                                                \
-    X("worker/device/thread_pool", suite_thread_pool)                                              \
+    X("controller/core", suite_core)                                                               \
     X("controller/http/http_parse", suite_http_parse)                                              \
     X("controller/http/http_exchange", suite_http_exchange)                                        \
     X("controller/http/http_server", suite_http_server)                                            \
@@ -36,7 +34,12 @@
     X("controller/text/pretokenize", suite_pretokenize)                                            \
     X("controller/text/bpe", suite_bpe)                                                            \
     X("controller/text/added_tokens", suite_added_tokens)                                          \
-    X("controller/text/tokenizer", suite_tokenizer)
+    X("controller/text/tokenizer", suite_tokenizer)                                                \
+    X("controller/text/detokenizer", suite_detokenizer)                                            \
+    X("controller/stats", suite_stats)                                                             \
+    X("worker/step/batch", suite_batch)                                                            \
+    X("worker/weights/safetensors", suite_safetensors)                                             \
+    X("worker/device/thread_pool", suite_thread_pool)
 
 #define X(name, function) Suite *function(void);
 SUITE_TABLE(X)

@@ -1,0 +1,670 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "controller/stats.h"
+
+#include "common/bounds.h"
+#include "common/memory.h"
+#include <stdio.h>
+#include <string.h>
+
+#define COUNT_OF(array) ((uint32_t)(sizeof(array) / sizeof((array)[0])))
+
+// ---- bucket edges ------------------------------------------------------------------------------
+
+static const double ttft_edges[] = {.02, .05, .1, .2, .35, .5, .75, 1,  1.5,
+                                    2,   3,   5,  8,  13,  20, 35,  60, 120};
+static const double itl_edges[] = {.004, .006, .008, .01, .0125, .015, .02, .025, .03,
+                                   .04,  .05,  .075, .1,  .15,   .25,  .5,  1,    2.5};
+static const double e2e_edges[] = {.1,   .18,  .324, .583, 1.05, 1.89, 3.4, 6.12, 11,
+                                   19.8, 35.7, 64.3, 116,  208,  375,  675, 1215, 1800};
+static const double token_edges[] = {16,    32,     64,     128,    256,    512,
+                                     1024,  2048,   4096,   8192,   16384,  32768,
+                                     65536, 131072, 262144, 524288, 1048576};
+static const double step_edges[] = {.002, .003, .005, .008, .0125, .02, .03,  .05,
+                                    .08,  .125, .2,   .3,   .5,    .8,  1.25, 2};
+static const double row_edges[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
+static const double turn_edges[] = {2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4,
+                                    2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2};
+static const double lag_edges[] = {1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, .1, .2, .5, 1};
+
+// vLLM's own edges, so that boards which name a bucket keep working.
+static const double vllm_ttft_edges[] = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
+                                         1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560};
+static const double vllm_itl_edges[] = {.01, .025, .05, .075, .1,  .15, .2, .3, .4, .5,
+                                        .75, 1,    2.5, 5,    7.5, 10,  20, 40, 80};
+static const double vllm_request_edges[] = {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+                                            30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
+static const double vllm_token_edges[] = {1,     2,      5,      10,     20,     50,    100,
+                                          200,   500,    1000,   2000,   5000,   10000, 20000,
+                                          50000, 100000, 200000, 500000, 1000000};
+
+// ---- label values ------------------------------------------------------------------------------
+
+static const char *const class_names[REQUEST_CLASS_COUNT] = {"realtime", "standard", "batch"};
+static const char *const outcome_names[FINISH_REASON_COUNT] = {
+    [FINISH_REASON_STOP] = "stop",
+    [FINISH_REASON_LENGTH] = "length",
+    [FINISH_REASON_CANCELLED] = "client_abort",
+    [FINISH_REASON_FAULT] = "fault",
+    [FINISH_REASON_SHUTDOWN] = "deadline",
+};
+static const char *const reject_names[REJECT_REASON_COUNT] = {
+    [REJECT_REASON_QUEUE_FULL] = "queue_requests",
+    [REJECT_REASON_TOO_LARGE] = "too_large",
+    [REJECT_REASON_UNAVAILABLE] = "unavailable",
+    [REJECT_REASON_DRAINING] = "draining",
+};
+
+enum step_kind { STEP_KIND_DECODE, STEP_KIND_MIXED, STEP_KIND_PREFILL, STEP_KIND_COUNT };
+static const char *const step_names[STEP_KIND_COUNT] = {"decode", "mixed", "prefill"};
+
+enum row_kind { ROW_KIND_DECODE, ROW_KIND_PREFILL, ROW_KIND_COUNT };
+static const char *const row_names[ROW_KIND_COUNT] = {"decode", "prefill_tokens"};
+
+enum request_state {
+    REQUEST_STATE_QUEUED,
+    REQUEST_STATE_PREFILLING,
+    REQUEST_STATE_DECODING,
+    REQUEST_STATE_COUNT
+};
+static const char *const state_names[REQUEST_STATE_COUNT] = {"queued", "prefilling", "decoding"};
+
+enum token_kind {
+    TOKEN_KIND_COMPUTED,
+    TOKEN_KIND_CACHED,
+    TOKEN_KIND_GENERATED,
+    TOKEN_KIND_RECOMPUTED,
+    TOKEN_KIND_COUNT
+};
+static const char *const token_names[TOKEN_KIND_COUNT] = {"prompt_computed", "prompt_cached",
+                                                          "generated", "recomputed"};
+
+enum block_state { BLOCK_STATE_FREE, BLOCK_STATE_HELD, BLOCK_STATE_QUARANTINE, BLOCK_STATE_COUNT };
+static const char *const block_names[BLOCK_STATE_COUNT] = {"free", "held", "quarantine"};
+
+enum response_kind {
+    RESPONSE_2XX,
+    RESPONSE_4XX,
+    RESPONSE_429,
+    RESPONSE_499,
+    RESPONSE_5XX,
+    RESPONSE_COUNT
+};
+static const char *const response_names[RESPONSE_COUNT] = {"2xx", "4xx", "429", "499", "5xx"};
+
+static const char *const phase_names[STATS_PHASE_COUNT] = {"ingest", "tick", "send", "total"};
+
+// ---- the table ---------------------------------------------------------------------------------
+
+enum { MEMORY_LINES_MAX = 64, PLANS_REMEMBERED = 8 };
+
+struct compat {
+    struct metric *running, *waiting, *kv_usage, *cache_info;
+    struct metric *prompt_tokens_total, *generation_tokens_total;
+    struct metric *success[FINISH_REASON_COUNT];
+    struct metric *prefix_queries, *prefix_hits, *preemptions;
+    struct metric *ttft, *itl, *tpot, *e2e, *queue, *prefill, *decode;
+    struct metric *prompt_tokens, *generation_tokens;
+};
+
+struct remembered_plan {
+    uint64_t seq;
+    enum step_kind kind;
+};
+
+struct stats {
+    struct metrics *metrics;
+    char *model;
+    bool compat_on;
+    struct metric *requests[REQUEST_CLASS_COUNT][FINISH_REASON_COUNT];
+    struct metric *rejected[REQUEST_CLASS_COUNT][REJECT_REASON_COUNT];
+    struct metric *states[REQUEST_STATE_COUNT];
+    struct metric *queue_tokens, *queue_oldest;
+    struct metric *tokens[TOKEN_KIND_COUNT];
+    struct metric *ttft[REQUEST_CLASS_COUNT], *itl[REQUEST_CLASS_COUNT], *tpot[REQUEST_CLASS_COUNT];
+    struct metric *e2e[REQUEST_CLASS_COUNT], *queue[REQUEST_CLASS_COUNT];
+    struct metric *prefill[REQUEST_CLASS_COUNT];
+    struct metric *prompt_tokens[REQUEST_CLASS_COUNT], *output_tokens[REQUEST_CLASS_COUNT];
+    struct metric *step[STEP_KIND_COUNT], *rows[ROW_KIND_COUNT];
+    struct metric *turn[STATS_PHASE_COUNT], *lag;
+    struct metric *plans, *plan_bytes, *plan_nacks, *results_stale;
+    struct metric *blocks[BLOCK_STATE_COUNT], *blocks_capacity, *evictions;
+    struct metric *worker_up, *heartbeat_age, *epoch, *sealed, *resident, *after_seal;
+    struct metric *responses[RESPONSE_COUNT], *connections;
+    struct metric *memory[MEMORY_LINES_MAX];
+    char *memory_names[MEMORY_LINES_MAX];
+    uint32_t memory_count;
+    struct compat compat;
+    struct remembered_plan plan_ring[PLANS_REMEMBERED];
+    struct stats_totals totals;
+};
+
+// Collects the first failure, so that the lists below stay lists.
+struct builder {
+    struct stats *stats;
+    struct error *err;
+    enum status status;
+};
+
+static struct metric *add(struct builder *builder, const struct metric_desc *desc,
+                          const struct metric_label *labels, uint32_t label_count) {
+    struct metric *metric = NULL;
+    if (builder->status == STATUS_OK) {
+        builder->status =
+            metrics_add(builder->stats->metrics, desc, labels, label_count, &metric, builder->err);
+    }
+    return metric;
+}
+
+// One series with the model's label and at most one more.
+static struct metric *add_one(struct builder *builder, const struct metric_desc *desc,
+                              const char *label, const char *value) {
+    const struct metric_label labels[] = {{"model", builder->stats->model}, {label, value}};
+    return add(builder, desc, labels, label == NULL ? 1 : 2);
+}
+
+static void add_each(struct builder *builder, const struct metric_desc *desc, const char *label,
+                     const char *const *values, uint32_t value_count, struct metric **out) {
+    for (uint32_t i = 0; i < value_count; i++) {
+        out[i] = add_one(builder, desc, label, values[i]);
+    }
+}
+
+#define COUNTER(metric_name, text)                                                                 \
+    &(const struct metric_desc) {                                                                  \
+        .name = (metric_name), .help = (text), .kind = METRIC_KIND_COUNTER                         \
+    }
+#define GAUGE(metric_name, text)                                                                   \
+    &(const struct metric_desc) {                                                                  \
+        .name = (metric_name), .help = (text), .kind = METRIC_KIND_GAUGE                           \
+    }
+#define INFO(metric_name, text)                                                                    \
+    &(const struct metric_desc) {                                                                  \
+        .name = (metric_name), .help = (text), .kind = METRIC_KIND_INFO                            \
+    }
+#define HISTOGRAM(metric_name, text, bounds)                                                       \
+    &(const struct metric_desc) {                                                                  \
+        .name = (metric_name), .help = (text), .kind = METRIC_KIND_HISTOGRAM, .edges = (bounds),   \
+        .edge_count = COUNT_OF(bounds)                                                             \
+    }
+
+static void add_requests(struct builder *builder) {
+    struct stats *stats = builder->stats;
+    for (uint32_t class_ = 0; class_ < REQUEST_CLASS_COUNT; class_++) {
+        struct metric_label labels[] = {
+            {"model", stats->model}, {"class", class_names[class_]}, {"outcome", ""}};
+        for (uint32_t i = 0; i < FINISH_REASON_COUNT; i++) {
+            labels[2].value = outcome_names[i];
+            stats->requests[class_][i] =
+                add(builder, COUNTER("tare_requests_total", "Sequences that ended, by outcome."),
+                    labels, 3);
+        }
+    }
+    for (uint32_t class_ = 0; class_ < REQUEST_CLASS_COUNT; class_++) {
+        struct metric_label labels[] = {
+            {"model", stats->model}, {"class", class_names[class_]}, {"reason", ""}};
+        for (uint32_t i = 0; i < REJECT_REASON_COUNT; i++) {
+            labels[2].value = reject_names[i];
+            stats->rejected[class_][i] =
+                add(builder,
+                    COUNTER("tare_requests_rejected_total", "Sequences refused before they began."),
+                    labels, 3);
+        }
+    }
+    add_each(builder, GAUGE("tare_requests", "Sequences by state."), "state", state_names,
+             REQUEST_STATE_COUNT, stats->states);
+    stats->queue_tokens = add_one(
+        builder, GAUGE("tare_queue_tokens", "Prompt tokens that wait for admission."), NULL, NULL);
+    stats->queue_oldest =
+        add_one(builder, GAUGE("tare_queue_oldest_seconds", "Age of the oldest waiting sequence."),
+                NULL, NULL);
+    add_each(builder, COUNTER("tare_tokens_total", "Tokens by what was done for them."), "kind",
+             token_names, TOKEN_KIND_COUNT, stats->tokens);
+    add_each(builder, COUNTER("tare_http_responses_total", "HTTP answers by group of status."),
+             "code", response_names, RESPONSE_COUNT, stats->responses);
+    stats->connections =
+        add_one(builder, GAUGE("tare_http_connections", "Open client connections."), NULL, NULL);
+}
+
+static void add_latencies(struct builder *builder) {
+    struct stats *stats = builder->stats;
+    add_each(builder,
+             HISTOGRAM("tare_ttft_seconds", "Time from arrival to the first token.", ttft_edges),
+             "class", class_names, REQUEST_CLASS_COUNT, stats->ttft);
+    add_each(builder,
+             HISTOGRAM("tare_itl_seconds", "Time between two deliveries of a sequence.", itl_edges),
+             "class", class_names, REQUEST_CLASS_COUNT, stats->itl);
+    add_each(builder,
+             HISTOGRAM("tare_tpot_seconds", "Mean time per token after the first, by sequence.",
+                       itl_edges),
+             "class", class_names, REQUEST_CLASS_COUNT, stats->tpot);
+    add_each(builder,
+             HISTOGRAM("tare_e2e_seconds", "Time from arrival to the last token.", e2e_edges),
+             "class", class_names, REQUEST_CLASS_COUNT, stats->e2e);
+    add_each(builder,
+             HISTOGRAM("tare_queue_seconds", "Time from arrival to admission.", ttft_edges),
+             "class", class_names, REQUEST_CLASS_COUNT, stats->queue);
+    add_each(
+        builder,
+        HISTOGRAM("tare_prefill_seconds", "Time from admission to the first token.", ttft_edges),
+        "class", class_names, REQUEST_CLASS_COUNT, stats->prefill);
+    add_each(builder, HISTOGRAM("tare_prompt_tokens", "Prompt tokens of a sequence.", token_edges),
+             "class", class_names, REQUEST_CLASS_COUNT, stats->prompt_tokens);
+    add_each(builder,
+             HISTOGRAM("tare_output_tokens", "Generated tokens of a sequence.", token_edges),
+             "class", class_names, REQUEST_CLASS_COUNT, stats->output_tokens);
+}
+
+static void add_engine(struct builder *builder) {
+    struct stats *stats = builder->stats;
+    add_each(builder, HISTOGRAM("tare_step_seconds", "Time of a step on the worker.", step_edges),
+             "kind", step_names, STEP_KIND_COUNT, stats->step);
+    add_each(builder, HISTOGRAM("tare_step_rows", "Rows of a step.", row_edges), "kind", row_names,
+             ROW_KIND_COUNT, stats->rows);
+    add_each(builder,
+             HISTOGRAM("tare_controller_turn_seconds", "Time of one turn of the controller's loop.",
+                       turn_edges),
+             "phase", phase_names, STATS_PHASE_COUNT, stats->turn);
+    stats->lag = add_one(builder,
+                         HISTOGRAM("tare_controller_loop_lag_seconds",
+                                   "How late the loop's timer fired.", lag_edges),
+                         NULL, NULL);
+    stats->plans =
+        add_one(builder, COUNTER("tare_plans_total", "Step plans sent."), "form", "delta");
+    stats->plan_bytes = add_one(
+        builder, COUNTER("tare_plan_bytes_total", "Bytes of step plans sent."), "form", "delta");
+    stats->plan_nacks =
+        add_one(builder, COUNTER("tare_plan_nacks_total", "Plans that a worker refused."), "kind",
+                "refused");
+    stats->results_stale =
+        add_one(builder, COUNTER("tare_results_stale_total", "Results of an epoch that is over."),
+                NULL, NULL);
+    add_each(builder, GAUGE("tare_kv_blocks", "KV blocks by state."), "state", block_names,
+             BLOCK_STATE_COUNT, stats->blocks);
+    stats->blocks_capacity =
+        add_one(builder, GAUGE("tare_kv_blocks_capacity", "KV blocks in all."), NULL, NULL);
+    stats->evictions =
+        add_one(builder, COUNTER("tare_kv_evictions_total", "Sequences whose KV was given up."),
+                NULL, NULL);
+    stats->worker_up = add_one(builder, GAUGE("tare_worker_up", "A worker is ready."), "rank", "0");
+    stats->heartbeat_age =
+        add_one(builder, GAUGE("tare_worker_heartbeat_age_seconds", "Age of the last heartbeat."),
+                "rank", "0");
+    stats->epoch = add_one(builder, GAUGE("tare_epoch", "Epoch of the group."), NULL, NULL);
+    stats->sealed = add_one(builder, GAUGE("tare_mem_sealed", "The worker's allocator is sealed."),
+                            "rank", "0");
+    stats->resident =
+        add_one(builder, GAUGE("tare_worker_resident_bytes", "Resident memory of the worker."),
+                "rank", "0");
+    stats->after_seal = add_one(
+        builder, COUNTER("tare_mem_alloc_after_seal_total", "Device allocations after the seal."),
+        "rank", "0");
+}
+
+static void add_infos(struct builder *builder, const struct stats_config *config) {
+    const struct metric_label build[] = {{"version", config->version}, {"commit", config->commit}};
+    add(builder, INFO("tare_build_info", "The version that runs."), build, COUNT_OF(build));
+    const struct metric_label model[] = {{"model", config->model},
+                                         {"digest", config->model_digest}};
+    add(builder, INFO("tare_model_info", "The model that is served."), model, COUNT_OF(model));
+}
+
+// ---- vLLM's names ------------------------------------------------------------------------------
+
+static struct metric *add_compat_one(struct builder *builder, const struct metric_desc *desc,
+                                     const char *label, const char *value) {
+    const struct metric_label labels[] = {
+        {"model_name", builder->stats->model}, {"engine", "0"}, {label, value}};
+    return add(builder, desc, labels, label == NULL ? 2 : 3);
+}
+
+static void add_compat_values(struct builder *builder) {
+    struct compat *compat = &builder->stats->compat;
+    compat->running = add_compat_one(
+        builder, GAUGE("vllm:num_requests_running", "Sequences that run."), NULL, NULL);
+    compat->waiting = add_compat_one(
+        builder, GAUGE("vllm:num_requests_waiting", "Sequences that wait."), NULL, NULL);
+    compat->kv_usage = add_compat_one(
+        builder, GAUGE("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1."), NULL,
+        NULL);
+    compat->prompt_tokens_total = add_compat_one(
+        builder, COUNTER("vllm:prompt_tokens_total", "Prompt tokens processed."), NULL, NULL);
+    compat->generation_tokens_total = add_compat_one(
+        builder, COUNTER("vllm:generation_tokens_total", "Tokens generated."), NULL, NULL);
+    for (uint32_t i = 0; i < FINISH_REASON_COUNT; i++) {
+        const char *reason = i == FINISH_REASON_STOP || i == FINISH_REASON_LENGTH
+                                 ? outcome_names[i]
+                                 : (i == FINISH_REASON_CANCELLED ? "abort" : NULL);
+        compat->success[i] =
+            reason == NULL
+                ? NULL
+                : add_compat_one(builder,
+                                 COUNTER("vllm:request_success_total", "Sequences that ended."),
+                                 "finished_reason", reason);
+    }
+    compat->prefix_queries = add_compat_one(
+        builder, COUNTER("vllm:prefix_cache_queries_total", "Prompt tokens looked up."), NULL,
+        NULL);
+    compat->prefix_hits = add_compat_one(
+        builder, COUNTER("vllm:prefix_cache_hits_total", "Prompt tokens found."), NULL, NULL);
+    compat->preemptions = add_compat_one(
+        builder, COUNTER("vllm:num_preemptions_total", "Sequences set back."), NULL, NULL);
+}
+
+static void add_compat_histograms(struct builder *builder) {
+    struct compat *compat = &builder->stats->compat;
+    compat->ttft = add_compat_one(
+        builder,
+        HISTOGRAM("vllm:time_to_first_token_seconds", "Time to the first token.", vllm_ttft_edges),
+        NULL, NULL);
+    compat->itl = add_compat_one(
+        builder,
+        HISTOGRAM("vllm:inter_token_latency_seconds", "Time between deliveries.", vllm_itl_edges),
+        NULL, NULL);
+    compat->tpot = add_compat_one(builder,
+                                  HISTOGRAM("vllm:request_time_per_output_token_seconds",
+                                            "Mean time per token, by sequence.", vllm_itl_edges),
+                                  NULL, NULL);
+    compat->e2e = add_compat_one(builder,
+                                 HISTOGRAM("vllm:e2e_request_latency_seconds",
+                                           "Time to the last token.", vllm_request_edges),
+                                 NULL, NULL);
+    compat->queue = add_compat_one(
+        builder,
+        HISTOGRAM("vllm:request_queue_time_seconds", "Time in the queue.", vllm_request_edges),
+        NULL, NULL);
+    compat->prefill = add_compat_one(
+        builder,
+        HISTOGRAM("vllm:request_prefill_time_seconds", "Time in prefill.", vllm_request_edges),
+        NULL, NULL);
+    compat->decode = add_compat_one(
+        builder,
+        HISTOGRAM("vllm:request_decode_time_seconds", "Time in decode.", vllm_request_edges), NULL,
+        NULL);
+    compat->prompt_tokens = add_compat_one(
+        builder,
+        HISTOGRAM("vllm:request_prompt_tokens", "Prompt tokens of a sequence.", vllm_token_edges),
+        NULL, NULL);
+    compat->generation_tokens =
+        add_compat_one(builder,
+                       HISTOGRAM("vllm:request_generation_tokens",
+                                 "Generated tokens of a sequence.", vllm_token_edges),
+                       NULL, NULL);
+}
+
+// ---- life cycle --------------------------------------------------------------------------------
+
+enum status stats_create(const struct stats_config *config, struct stats **out, struct error *err) {
+    struct stats *stats = memory_zalloc(sizeof *stats);
+    if (stats == NULL) {
+        return error_set(err, STATUS_EXHAUSTED, "no memory for statistics");
+    }
+    struct builder builder = {stats, err, STATUS_OK};
+    stats->compat_on = config->compat;
+    stats->model = memory_strdup(config->model);
+    builder.status = metrics_create(&stats->metrics, err);
+    if (stats->model == NULL) {
+        builder.status = error_set(err, STATUS_EXHAUSTED, "no memory for statistics");
+    }
+    if (builder.status == STATUS_OK) {
+        add_infos(&builder, config);
+        add_requests(&builder);
+        add_latencies(&builder);
+        add_engine(&builder);
+    }
+    if (builder.status == STATUS_OK && config->compat) {
+        add_compat_values(&builder);
+        add_compat_histograms(&builder);
+    }
+    if (builder.status != STATUS_OK) {
+        stats_destroy(stats);
+        return builder.status;
+    }
+    *out = stats;
+    return STATUS_OK;
+}
+
+void stats_destroy(struct stats *stats) {
+    if (stats == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < stats->memory_count; i++) {
+        memory_free(stats->memory_names[i]);
+    }
+    metrics_destroy(stats->metrics);
+    memory_free(stats->model);
+    memory_free(stats);
+}
+
+// ---- observations ------------------------------------------------------------------------------
+
+static double seconds(uint64_t us) {
+    return (double)us * 1e-6;
+}
+
+static void observe_both(struct stats *stats, struct metric *ours, struct metric *compat,
+                         double value) {
+    metric_observe(ours, value);
+    if (stats->compat_on) {
+        metric_observe(compat, value);
+    }
+}
+
+void stats_ttft(struct stats *stats, enum request_class class_, uint64_t us) {
+    stats->totals.first_tokens++;
+    observe_both(stats, stats->ttft[class_], stats->compat.ttft, seconds(us));
+}
+
+void stats_itl(struct stats *stats, enum request_class class_, uint64_t us) {
+    observe_both(stats, stats->itl[class_], stats->compat.itl, seconds(us));
+}
+
+void stats_queue(struct stats *stats, enum request_class class_, uint64_t us) {
+    observe_both(stats, stats->queue[class_], stats->compat.queue, seconds(us));
+}
+
+void stats_prefill(struct stats *stats, enum request_class class_, uint64_t us) {
+    observe_both(stats, stats->prefill[class_], stats->compat.prefill, seconds(us));
+}
+
+void stats_sequence_done(struct stats *stats, const struct stats_sequence *sequence) {
+    enum request_class class_ = sequence->class_;
+    uint64_t decode_us = sequence->e2e_us - sequence->ttft_us;
+    stats->totals.prompt_tokens += sequence->prompt_tokens;
+    stats->totals.output_tokens += sequence->output_tokens;
+    observe_both(stats, stats->e2e[class_], stats->compat.e2e, seconds(sequence->e2e_us));
+    observe_both(stats, stats->prompt_tokens[class_], stats->compat.prompt_tokens,
+                 sequence->prompt_tokens);
+    observe_both(stats, stats->output_tokens[class_], stats->compat.generation_tokens,
+                 sequence->output_tokens);
+    if (sequence->output_tokens > 1) {
+        observe_both(stats, stats->tpot[class_], stats->compat.tpot,
+                     seconds(decode_us) / (sequence->output_tokens - 1));
+    }
+    if (stats->compat_on) {
+        metric_observe(stats->compat.decode, seconds(decode_us));
+    }
+}
+
+void stats_response(struct stats *stats, int http_status) {
+    enum response_kind kind = RESPONSE_5XX;
+    if (http_status < 400) {
+        kind = RESPONSE_2XX;
+    } else if (http_status == 429) {
+        kind = RESPONSE_429;
+    } else if (http_status == 499) {
+        kind = RESPONSE_499;
+    } else if (http_status < 500) {
+        kind = RESPONSE_4XX;
+    }
+    metric_increase(stats->responses[kind], 1);
+}
+
+void stats_plan_sent(struct stats *stats, const struct plan *plan, uint64_t plan_bytes) {
+    uint64_t prefill_tokens = 0;
+    for (uint32_t i = 0; i < plan->prefill_count; i++) {
+        prefill_tokens += plan->prefills[i].token_count;
+    }
+    enum step_kind kind = STEP_KIND_DECODE;
+    if (prefill_tokens > 0) {
+        kind = plan->decode_rows > 0 ? STEP_KIND_MIXED : STEP_KIND_PREFILL;
+    }
+    stats->plan_ring[plan->seq % PLANS_REMEMBERED] = (struct remembered_plan){plan->seq, kind};
+    metric_observe(stats->rows[ROW_KIND_DECODE], plan->decode_rows);
+    metric_observe(stats->rows[ROW_KIND_PREFILL], (double)prefill_tokens);
+    metric_increase(stats->plans, 1);
+    metric_increase(stats->plan_bytes, plan_bytes);
+}
+
+void stats_step_done(struct stats *stats, const struct step_result *result) {
+    const struct remembered_plan *plan = &stats->plan_ring[result->seq % PLANS_REMEMBERED];
+    if (result->status == RESULT_STATUS_OK && plan->seq == result->seq) {
+        metric_observe(stats->step[plan->kind], seconds(result->step_us));
+    }
+}
+
+void stats_turn(struct stats *stats, enum stats_phase phase, uint64_t us) {
+    metric_observe(stats->turn[phase], seconds(us));
+}
+
+void stats_loop_lag(struct stats *stats, uint64_t us) {
+    metric_observe(stats->lag, seconds(us));
+}
+
+// ---- scrape ------------------------------------------------------------------------------------
+
+static void copy_counters(struct stats *stats, const struct core_counters *counters) {
+    for (uint32_t class_ = 0; class_ < REQUEST_CLASS_COUNT; class_++) {
+        for (uint32_t i = 0; i < FINISH_REASON_COUNT; i++) {
+            metric_set_total(stats->requests[class_][i], counters->requests_finished[class_][i]);
+        }
+        for (uint32_t i = 0; i < REJECT_REASON_COUNT; i++) {
+            metric_set_total(stats->rejected[class_][i], counters->requests_rejected[class_][i]);
+        }
+    }
+    metric_set_total(stats->tokens[TOKEN_KIND_COMPUTED], counters->tokens_prompt_computed);
+    metric_set_total(stats->tokens[TOKEN_KIND_CACHED], counters->tokens_prompt_cached);
+    metric_set_total(stats->tokens[TOKEN_KIND_GENERATED], counters->tokens_generated);
+    metric_set_total(stats->tokens[TOKEN_KIND_RECOMPUTED], counters->tokens_recomputed);
+    metric_set_total(stats->plan_nacks, counters->plan_refusals);
+    metric_set_total(stats->results_stale, counters->results_stale);
+    metric_set_total(stats->evictions, counters->preemptions);
+}
+
+static void copy_gauges(struct stats *stats, const struct stats_view *view) {
+    const struct core_gauges *gauges = view->gauges;
+    metric_set(stats->states[REQUEST_STATE_QUEUED], gauges->queued);
+    metric_set(stats->states[REQUEST_STATE_PREFILLING], gauges->prefilling);
+    metric_set(stats->states[REQUEST_STATE_DECODING], gauges->decoding);
+    metric_set(stats->queue_tokens, (double)gauges->queued_tokens);
+    metric_set(stats->queue_oldest, seconds(gauges->queue_oldest_us));
+    uint32_t held =
+        gauges->kv_blocks_total - gauges->kv_blocks_free - gauges->kv_blocks_quarantined;
+    metric_set(stats->blocks[BLOCK_STATE_FREE], gauges->kv_blocks_free);
+    metric_set(stats->blocks[BLOCK_STATE_HELD], held);
+    metric_set(stats->blocks[BLOCK_STATE_QUARANTINE], gauges->kv_blocks_quarantined);
+    metric_set(stats->blocks_capacity, gauges->kv_blocks_total);
+    metric_set(stats->connections, view->connections);
+    metric_set(stats->epoch, (double)view->epoch);
+}
+
+static void copy_compat(struct stats *stats, const struct stats_view *view) {
+    const struct core_gauges *gauges = view->gauges;
+    const struct core_counters *counters = view->counters;
+    struct compat *compat = &stats->compat;
+    metric_set(compat->running, (double)gauges->prefilling + gauges->decoding);
+    metric_set(compat->waiting, gauges->queued);
+    uint32_t used = gauges->kv_blocks_total - gauges->kv_blocks_free;
+    metric_set(compat->kv_usage,
+               gauges->kv_blocks_total == 0 ? 0.0 : (double)used / gauges->kv_blocks_total);
+    uint64_t prompt_tokens = counters->tokens_prompt_computed + counters->tokens_prompt_cached;
+    metric_set_total(compat->prompt_tokens_total, prompt_tokens);
+    metric_set_total(compat->generation_tokens_total, counters->tokens_generated);
+    metric_set_total(compat->prefix_queries, prompt_tokens);
+    metric_set_total(compat->prefix_hits, counters->tokens_prompt_cached);
+    metric_set_total(compat->preemptions, counters->preemptions);
+    for (uint32_t i = 0; i < FINISH_REASON_COUNT; i++) {
+        uint64_t total = 0;
+        for (uint32_t class_ = 0; class_ < REQUEST_CLASS_COUNT; class_++) {
+            total += counters->requests_finished[class_][i];
+        }
+        if (compat->success[i] != NULL) {
+            metric_set_total(compat->success[i], total);
+        }
+    }
+}
+
+// The ledger's lines are known only once a worker has sealed; each gets its series then.
+static struct metric *memory_line(struct stats *stats, const char *name) {
+    for (uint32_t i = 0; i < stats->memory_count; i++) {
+        if (strcmp(stats->memory_names[i], name) == 0) {
+            return stats->memory[i];
+        }
+    }
+    if (stats->memory_count >= MEMORY_LINES_MAX) {
+        return NULL;
+    }
+    const struct metric_label labels[] = {
+        {"model", stats->model}, {"rank", "0"}, {"pool", name}, {"where", "device"}};
+    struct metric *metric = NULL;
+    char *copy = memory_strdup(name);
+    if (copy == NULL ||
+        metrics_add(stats->metrics, GAUGE("tare_mem_bytes", "Device memory by ledger line."),
+                    labels, COUNT_OF(labels), &metric, NULL) != STATUS_OK) {
+        memory_free(copy);
+        return NULL;    // this scrape lacks the line; the next one tries again
+    }
+    stats->memory_names[stats->memory_count] = copy;
+    stats->memory[stats->memory_count++] = metric;
+    return metric;
+}
+
+static void copy_worker(struct stats *stats, const struct stats_view *view) {
+    const struct message_capacity *capacity = view->capacity;
+    const struct message_heartbeat *heartbeat = view->heartbeat;
+    metric_set(stats->worker_up, capacity != NULL && view->gauges->ready ? 1 : 0);
+    metric_set(stats->sealed, capacity != NULL ? 1 : 0);
+    metric_show(stats->heartbeat_age, heartbeat != NULL);
+    metric_show(stats->resident, heartbeat != NULL);
+    metric_show(stats->after_seal, heartbeat != NULL);
+    if (heartbeat != NULL) {
+        metric_set(stats->heartbeat_age, seconds(view->heartbeat_age_us));
+        metric_set(stats->resident, (double)heartbeat->resident_bytes);
+        metric_set_total(stats->after_seal, heartbeat->allocations_after_seal);
+    }
+    for (uint32_t i = 0; capacity != NULL && i < capacity->line_count; i++) {
+        struct metric *metric = memory_line(stats, capacity->lines[i].name);
+        if (metric != NULL) {
+            metric_set(metric, (double)capacity->lines[i].bytes);
+        }
+    }
+    if (stats->compat_on && stats->compat.cache_info == NULL && capacity != NULL) {
+        char block_size[16];
+        char block_count[16];
+        snprintf(block_size, sizeof block_size, "%u", capacity->block_tokens);
+        snprintf(block_count, sizeof block_count, "%u", capacity->kv_blocks);
+        const struct metric_label labels[] = {{"model_name", stats->model},
+                                              {"engine", "0"},
+                                              {"block_size", block_size},
+                                              {"num_gpu_blocks", block_count},
+                                              {"cache_dtype", capacity->kv_dtype}};
+        if (metrics_add(stats->metrics, INFO("vllm:cache_config_info", "The KV cache's shape."),
+                        labels, COUNT_OF(labels), &stats->compat.cache_info, NULL) != STATUS_OK) {
+            stats->compat.cache_info = NULL;    // no memory: the next scrape tries again
+        }
+    }
+}
+
+void stats_print(struct stats *stats, const struct stats_view *view, enum metric_format format,
+                 struct buf *out) {
+    copy_counters(stats, view->counters);
+    copy_gauges(stats, view);
+    copy_worker(stats, view);
+    if (stats->compat_on) {
+        copy_compat(stats, view);
+    }
+    metrics_print(stats->metrics, format, out);
+}
+
+void stats_totals(const struct stats *stats, struct stats_totals *out) {
+    *out = stats->totals;
+}
