@@ -35,7 +35,6 @@
     X("controller/text/bpe", suite_bpe)                                                            \
     X("controller/text/added_tokens", suite_added_tokens)                                          \
     X("controller/text/tokenizer", suite_tokenizer)                                                \
-    X("controller/text/detokenizer", suite_detokenizer)                                            \
     X("controller/stats", suite_stats)                                                             \
     X("worker/step/batch", suite_batch)                                                            \
     X("worker/weights/safetensors", suite_safetensors)                                             \
