@@ -1,0 +1,23 @@
+#!/bin/sh
+# Every variant, each fuzz target for a minute, a short chaos: what runs before an issue is resolved.
+set -eu
+cd "$(dirname "$0")/.."
+start=$(date +%s)
+step() { echo "== $* ($(($(date +%s) - start)) s)"; }
+step "unit tests, every compiler and variant"
+for cc in gcc clang; do
+    for build in release debug asan tsan; do
+        make --no-print-directory -s -j2 unit CC=$cc BUILD=$build
+    done
+done
+step tidy
+make --no-print-directory -s tidy
+step integration
+make --no-print-directory -s integration
+step e2e
+make --no-print-directory -s e2e
+step fuzz
+FUZZ_S=${FUZZ_S:-60} sh tests/fuzz/run.sh
+step chaos
+CHAOS_S=${CHAOS_S:-300} sh tests/e2e/chaos.sh
+step done

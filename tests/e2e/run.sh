@@ -1,0 +1,56 @@
+#!/bin/sh
+# Real clients against real processes, on the demo model and on a tiny random one.
+set -eu
+cd "$(dirname "$0")/../.."
+. tests/e2e/server.sh
+demo=models/smollm2-135m-instruct-q4_1.gguf
+work=build/e2e
+mkdir -p "$work"
+python=$(sh tests/e2e/clients/venv.sh)
+"$python" tests/golden/make_tiny.py "$work/tiny" llama 7
+passed=0
+part() { passed=$((passed + 1)); echo "e2e: $*"; }
+cleanup() { [ -z "${SERVER:-}" ] || kill -KILL "$SERVER" 2>/dev/null || true; }
+trap cleanup EXIT
+
+part "the line that is printed works when pasted"
+start_server "$work/demo.log" "$demo"
+try=$(sed -n 's/^try *//p' "$work/demo.log")
+sh -c "$try" 2>/dev/null | grep -q 'Paris' || { echo "no Paris in the answer to: $try"; exit 1; }
+
+part "openai-python"
+"$python" tests/e2e/clients/openai_client.py "$URL"
+part "hostile clients"
+"$python" tests/e2e/clients/hostile.py "$URL"
+
+part "a child that is killed costs a pause and no token"
+"$python" tests/e2e/clients/kill_worker.py "$URL" "$(worker_child)"
+stop_server
+
+part "overload is answered and retried"
+start_server "$work/small.log" "$work/tiny" --max-num-seqs 2 --max-num-queued-reqs 2
+"$python" tests/e2e/clients/openai_client.py "$URL" --overload
+stop_server
+
+part "keys"
+TARE_API_KEY=sesame start_server "$work/key.log" "$work/tiny"
+[ "$(curl -s -o /dev/null -w '%{http_code}' "$URL/v1/models")" = 401 ]
+[ "$(curl -s -o /dev/null -w '%{http_code}' -H 'Authorization: Bearer sesame' "$URL/v1/models")" = 200 ]
+[ "$(curl -s -o /dev/null -w '%{http_code}' "$URL/health")" = 200 ]
+stop_server
+
+part "metrics are valid"
+start_server "$work/metrics.log" "$work/tiny"
+curl -s "$URL/metrics" | promtool check metrics
+stop_server
+
+part "what cannot work ends with its exit code"
+expect() { want=$1; shift; code=0; "$@" >"$work/out" 2>&1 || code=$?; [ $code = "$want" ] || { echo "$*: code $code, not $want"; cat "$work/out"; exit 1; }; }
+expect 64 bin/tare serve "$demo" --no-such-flag
+expect 64 bin/tare serve "$demo" --port 99999
+expect 66 bin/tare serve /no/such/model
+head -c 1000000 "$demo" >"$work/cut.gguf"
+expect 65 bin/tare serve "$work/cut.gguf"
+expect 69 bin/tare serve "$demo" --device-memory 100M
+expect 0 bin/tare serve "$demo" --check
+echo "e2e: $passed parts passed"
