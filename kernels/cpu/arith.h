@@ -87,31 +87,37 @@ static inline float arith_rms_factor(float sum_squares, uint32_t count, float ep
 // 32 values to 8 bits: q = round to even of x * (127 / max|x|), x ~ scale * q. `sum` is scale times
 // the sum of q, which the minimum of a weight block multiplies. A block that is not finite has q =
 // 0 and a NaN scale, so that its row shows it. All zero, or too small to invert: all zero.
+
+// Scale of a block by the bits of its max|x|; returns the factor x is multiplied by, 0 for q = 0.
+static inline float arith_block_scale(uint32_t max_bits, float *scale) {
+    float max;
+    memcpy(&max, &max_bits, sizeof max);
+    if (max_bits >= 0x7F800000u) {
+        *scale = NAN;
+        return 0.0f;
+    }
+    if (max < 0x1p-100f) {
+        *scale = 0.0f;
+        return 0.0f;
+    }
+    *scale = max / 127.0f;
+    return 127.0f / max;
+}
+
 static inline void arith_quantise32(const float *x, int8_t *q, float *scale, float *sum) {
-    uint32_t max_bits = 0;
+    uint32_t max_bits = 0;    // among magnitudes the order of bits is the order of values
     for (int i = 0; i < 32; i++) {
         uint32_t bits;
         memcpy(&bits, &x[i], sizeof bits);
         bits &= 0x7FFFFFFFu;
         max_bits = bits > max_bits ? bits : max_bits;
     }
-    float max;
-    memcpy(&max, &max_bits, sizeof max);
-    float inverse = 127.0f / max;
-    *scale = max / 127.0f;
-    if (max_bits >= 0x7F800000u) {
-        *scale = NAN;
-        inverse = 0.0f;
-    } else if (max < 0x1p-100f) {
-        *scale = 0.0f;
-        inverse = 0.0f;
-    }
+    float factor = arith_block_scale(max_bits, scale);
     int total = 0;
     for (int i = 0; i < 32; i++) {
         // Adding 1.5 * 2^23 rounds to an integer, ties to even.
-        float rounded =
-            inverse == 0.0f ? 0.0f : (x[i] * inverse + ARITH_EXP_ROUND) - ARITH_EXP_ROUND;
-        q[i] = (int8_t)rounded;
+        float shifted = x[i] * factor + ARITH_EXP_ROUND;
+        q[i] = factor == 0.0f ? 0 : (int8_t)(shifted - ARITH_EXP_ROUND);
         total += q[i];
     }
     *sum = *scale * (float)total;

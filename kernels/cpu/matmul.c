@@ -7,8 +7,9 @@
 // Packed bytes of a task when a pass is bound by reading weights: about a microsecond, many times
 // the cost of taking a task, and small against the share of a thread that is taken away.
 enum { TASK_BYTES = 16 * 1024 };
-// Up to this many input rows a weight is read faster than it is multiplied.
-enum { FEW_ROWS = 4 };
+// Groups of a task when the pass is bound by arithmetic, if that gives every thread this many
+// tasks.
+enum { STRIP_GROUPS_LONG = 6, STRIP_GROUPS_SHORT = 3, TASKS_PER_THREAD = 8 };
 // Input elements that one thread prepares faster than two can agree to share.
 enum { PREPARE_ALONE_ELEMENTS = 4096 };
 
@@ -26,13 +27,21 @@ static size_t align64(size_t bytes) {
 
 // ---- scratch -----------------------------------------------------------------------------------
 
-static bool wants_plain(const struct op_matmul_args *args, bool plain) {
+static bool any_weight(const struct op_matmul_args *args, bool (*is)(enum dtype dtype)) {
     for (uint32_t w = 0; w < args->weight_count; w++) {
-        if (pack_is_plain(args->weight[w]->dtype) == plain) {
+        if (is(args->weight[w]->dtype)) {
             return true;
         }
     }
     return false;
+}
+
+static bool is_quantised(enum dtype dtype) {
+    return !pack_is_plain(dtype);
+}
+
+static bool is_signed(enum dtype dtype) {
+    return is_quantised(dtype) && !pack_has_min(dtype);
 }
 
 // Lays the prepared rows out from `base` and returns their size; with base NULL only the size
@@ -44,7 +53,7 @@ static size_t lay_out_input(const struct op_matmul_args *args, uint8_t *base,
     struct matmul_input input = {.cols = cols, .block_count = cols / PACK_BLOCK};
     uintptr_t start = (uintptr_t)base;
     uintptr_t at = start;
-    if (wants_plain(args, false)) {
+    if (any_weight(args, is_quantised)) {
         size_t block_bytes = align64(rows * input.block_count * sizeof(float));
         input.q = (int8_t *)at;
         at += align64(rows * cols);
@@ -53,7 +62,11 @@ static size_t lay_out_input(const struct op_matmul_args *args, uint8_t *base,
         input.sum = (float *)at;
         at += block_bytes;
     }
-    if (wants_plain(args, true)) {
+    if (any_weight(args, is_signed)) {
+        input.q16 = (int16_t *)at;
+        at += align64(rows * cols * sizeof(int16_t));
+    }
+    if (any_weight(args, pack_is_plain)) {
         input.x = (float *)at;
         at += align64(rows * cols * sizeof(float));
     }
@@ -101,6 +114,7 @@ struct job {
     struct matmul_input input;
     uint32_t pass_begin;    // first row of this pass
     uint32_t rows_per_prepare_task;
+    uint32_t panel_rows;                             // input rows of one task
     uint32_t strip_groups[OP_MATMUL_WEIGHTS_MAX];    // groups of one task
     uint32_t strip_count[OP_MATMUL_WEIGHTS_MAX];
     uint32_t strips_per_panel;    // over all weights
@@ -143,7 +157,7 @@ static void tile_task(void *arg, uint32_t task_index, uint32_t thread_index) {
     }
     const struct op_weight *weight = job->args->weight[w];
     uint32_t group_begin = strip * job->strip_groups[w];
-    uint32_t row_begin = panel * MATMUL_TILE_ROWS;
+    uint32_t row_begin = panel * job->panel_rows;
     uint32_t y_stride = job->args->y_stride[w];
     struct matmul_tile tile = {
         .weight = weight,
@@ -151,7 +165,7 @@ static void tile_task(void *arg, uint32_t task_index, uint32_t thread_index) {
         .group_begin = group_begin,
         .group_end = min_u32(group_begin + job->strip_groups[w], pack_group_count(weight->rows)),
         .row_begin = row_begin,
-        .row_end = min_u32(row_begin + MATMUL_TILE_ROWS, job->input.row_count),
+        .row_end = min_u32(row_begin + job->panel_rows, job->input.row_count),
         .y = job->args->y[w] + (size_t)job->pass_begin * y_stride,
         .y_stride = y_stride,
         .accumulate = job->args->accumulate,
@@ -160,23 +174,32 @@ static void tile_task(void *arg, uint32_t task_index, uint32_t thread_index) {
     job->kernels->tile(&tile);
 }
 
-static uint32_t choose_strip_groups(const struct op_weight *weight, uint32_t row_count) {
-    if (row_count > FEW_ROWS) {
-        return 2;
-    }
-    size_t group_bytes = pack_group_bytes(weight->dtype, weight->cols);
-    return group_bytes >= TASK_BYTES ? 1 : (uint32_t)(TASK_BYTES / group_bytes);
-}
-
-static void run_tiles(const struct op_ctx *ctx, struct job *job) {
+// Many rows: strips of a whole number of inner tiles (2 or 3 groups), long where there is work for
+// everyone. Few rows: by bytes.
+static void choose_strips(struct job *job, uint32_t strip_groups) {
     job->strips_per_panel = 0;
     for (uint32_t w = 0; w < job->args->weight_count; w++) {
         const struct op_weight *weight = job->args->weight[w];
-        job->strip_groups[w] = choose_strip_groups(weight, job->input.row_count);
-        job->strip_count[w] = div_up(pack_group_count(weight->rows), job->strip_groups[w]);
+        uint32_t groups = strip_groups;
+        if (job->input.row_count <= MATMUL_FEW_ROWS) {
+            size_t group_bytes = pack_group_bytes(weight->dtype, weight->cols);
+            groups = group_bytes >= TASK_BYTES ? 1 : (uint32_t)(TASK_BYTES / group_bytes);
+        }
+        job->strip_groups[w] = groups;
+        job->strip_count[w] = div_up(pack_group_count(weight->rows), groups);
         job->strips_per_panel += job->strip_count[w];
     }
+}
+
+static void run_tiles(const struct op_ctx *ctx, struct job *job) {
+    // Panels of equal size, in threes: the inner tile takes three rows at a time.
     uint32_t panel_count = div_up(job->input.row_count, MATMUL_TILE_ROWS);
+    job->panel_rows = div_up(div_up(job->input.row_count, panel_count), 3) * 3;
+    panel_count = div_up(job->input.row_count, job->panel_rows);
+    choose_strips(job, STRIP_GROUPS_LONG);
+    if (job->strips_per_panel * panel_count < TASKS_PER_THREAD * ctx->thread_count) {
+        choose_strips(job, STRIP_GROUPS_SHORT);
+    }
     ctx->parallel(ctx->pool, panel_count * job->strips_per_panel, tile_task, job);
 }
 

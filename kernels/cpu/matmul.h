@@ -27,7 +27,8 @@
 
 enum {
     MATMUL_PASS_ROWS = 512,    // input rows prepared at once: bounds the scratch
-    MATMUL_TILE_ROWS = 128,    // input rows of one task: what stays in a core's second-level cache
+    MATMUL_TILE_ROWS = 126,    // input rows of one task: what stays in a core's second-level cache
+    MATMUL_FEW_ROWS = 3,       // up to this many, reading weights takes longer than multiplying
     MATMUL_PLAIN_SPAN = 64,    // columns of one chain of a plain weight
 };
 
@@ -37,6 +38,7 @@ struct matmul_input {
     uint32_t cols;
     uint32_t block_count;    // cols / 32
     int8_t *q;               // [row_count, cols]
+    int16_t *q16;            // the same for Q8_0 and Q6_K, each four in the order 0, 2, 1, 3
     float *scale;            // [row_count, block_count]
     float *sum;              // [row_count, block_count] scale * sum of q
     float *x;                // [row_count, cols]

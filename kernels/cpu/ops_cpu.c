@@ -9,6 +9,7 @@
 #include "kernels/cpu/sample.h"
 #include "kernels/ops.h"
 
+#include <cpuid.h>
 #include <string.h>
 
 static uint32_t pack_rows(void) {
@@ -72,6 +73,34 @@ static const struct ops ops_scalar = {
     .sample = scalar_sample,
 };
 
+// ---- AVX2 --------------------------------------------------------------------------------------
+
+static size_t avx2_matmul_scratch(const struct op_ctx *ctx, const struct op_matmul_args *args) {
+    return matmul_scratch(ctx, args, &matmul_kernels_avx2);
+}
+
+static void avx2_matmul(const struct op_ctx *ctx, const struct op_matmul_args *args) {
+    matmul_run(ctx, args, &matmul_kernels_avx2);
+}
+
+static const struct ops ops_avx2 = {
+    .name = "cpu-avx2",
+    .weight_supported = pack_supported,
+    .weight_bytes = pack_weight_bytes,
+    .weight_pack_rows = pack_rows,
+    .weight_pack = pack_weight,
+    .kv_page_bytes = page_bytes,
+    .embed = elementwise_embed,
+    .matmul_scratch = avx2_matmul_scratch,
+    .matmul = avx2_matmul,
+    .rms_norm = scalar_rms_norm,
+    .rope_append = scalar_rope_append,
+    .attention_scratch = scalar_attention_scratch,
+    .attention = scalar_attention,
+    .sample_scratch = sample_scratch_bytes,
+    .sample = scalar_sample,
+};
+
 // ---- choice ------------------------------------------------------------------------------------
 
 struct choice {
@@ -84,8 +113,17 @@ static bool always(void) {
     return true;
 }
 
+// The compiler's test covers the operating system's part too; F16C is not a name every compiler's
+// test knows.
+static bool has_avx2(void) {
+    unsigned a, b, c, d;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
 // Best first.
 static const struct choice CHOICES[] = {
+    {"avx2", &ops_avx2, has_avx2},
     {"scalar", &ops_scalar, always},
 };
 
