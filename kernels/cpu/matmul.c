@@ -183,7 +183,7 @@ static void choose_strips(struct job *job, uint32_t strip_groups) {
         uint32_t groups = strip_groups;
         if (job->input.row_count <= MATMUL_FEW_ROWS) {
             size_t group_bytes = pack_group_bytes(weight->dtype, weight->cols);
-            groups = group_bytes >= TASK_BYTES ? 1 : (uint32_t)(TASK_BYTES / group_bytes);
+            groups = PACK_STRIP * div_up(TASK_BYTES, (uint32_t)group_bytes * PACK_STRIP);
         }
         job->strip_groups[w] = groups;
         job->strip_count[w] = div_up(pack_group_count(weight->rows), groups);

@@ -6,11 +6,10 @@
 enum { PLAIN_GROUPS = 2, PLAIN_ROWS = 6, PREFETCH_BYTES = 2048 };
 
 // Weights of one column, 8 rows.
-AVX2_INLINE __m256 column(enum dtype dtype, const uint8_t *group, uint32_t c) {
+AVX2_INLINE __m256 column(enum dtype dtype, const uint8_t *at) {
     if (dtype == DTYPE_F32) {
-        return _mm256_loadu_ps((const float *)(const void *)group + (size_t)PACK_ROWS * c);
+        return _mm256_loadu_ps((const float *)(const void *)at);
     }
-    const uint8_t *at = group + (size_t)2 * PACK_ROWS * c;
     return dtype == DTYPE_F16 ? avx2_load_half8(at) : avx2_load_bfloat8(at);
 }
 
@@ -22,22 +21,23 @@ AVX2_INLINE void store(const struct matmul_tile *tile, uint32_t group, uint32_t 
 
 // ---- few rows: straight from the weights -------------------------------------------------------
 
-// Four groups at once, so that enough chains are in flight to hide the latency of the sums.
-AVX2_INLINE void direct_groups(enum dtype dtype, const struct matmul_tile *tile, uint32_t group,
-                               int groups, uint32_t row, int rows) {
+// A strip, its groups side by side: several chains hide the latency of the sums.
+AVX2_INLINE void direct_strip(enum dtype dtype, const struct matmul_tile *tile, uint32_t group,
+                              int groups, int rows) {
     uint32_t cols = tile->weight->cols;
-    size_t column_bytes = (size_t)PACK_ROWS * (dtype == DTYPE_F32 ? 4 : 2);
-    size_t group_bytes = column_bytes * cols;
-    const uint8_t *data = (const uint8_t *)tile->weight->data + group_bytes * group;
-    __m256 acc[4][3];
-    for (int g = 0; g < 4; g++) {
-        for (int r = 0; r < 3; r++) {
+    size_t unit_bytes = (size_t)PACK_ROWS * (dtype == DTYPE_F32 ? 4 : 2);
+    size_t step_bytes = unit_bytes * (size_t)groups;
+    const uint8_t *data = pack_place_of(tile->weight, group).data;
+    const float *x = tile->input->x + (size_t)tile->row_begin * cols;
+    __m256 acc[PACK_STRIP][MATMUL_FEW_ROWS];
+    for (int g = 0; g < PACK_STRIP; g++) {
+        for (int r = 0; r < MATMUL_FEW_ROWS; r++) {
             acc[g][r] = _mm256_setzero_ps();
         }
     }
     for (uint32_t begin = 0; begin < cols; begin += MATMUL_PLAIN_SPAN) {
         uint32_t end = cols - begin < MATMUL_PLAIN_SPAN ? cols : begin + MATMUL_PLAIN_SPAN;
-        __m256 part[4][3];
+        __m256 part[PACK_STRIP][MATMUL_FEW_ROWS];
         AVX2_UNROLL
         for (int g = 0; g < groups; g++) {
             AVX2_UNROLL
@@ -46,19 +46,19 @@ AVX2_INLINE void direct_groups(enum dtype dtype, const struct matmul_tile *tile,
             }
         }
         for (uint32_t c = begin; c < end; c++) {
-            __m256 x[3];
+            const uint8_t *at = data + step_bytes * c;
+            _mm_prefetch((const char *)at + PREFETCH_BYTES, _MM_HINT_T0);
+            __m256 value[MATMUL_FEW_ROWS];
             AVX2_UNROLL
             for (int r = 0; r < rows; r++) {
-                x[r] = _mm256_broadcast_ss(tile->input->x + (size_t)(row + (uint32_t)r) * cols + c);
+                value[r] = _mm256_broadcast_ss(x + (size_t)r * cols + c);
             }
             AVX2_UNROLL
             for (int g = 0; g < groups; g++) {
-                const uint8_t *at = data + group_bytes * (uint32_t)g;
-                _mm_prefetch((const char *)at + column_bytes * c + PREFETCH_BYTES, _MM_HINT_T0);
-                __m256 w = column(dtype, at, c);
+                __m256 w = column(dtype, at + unit_bytes * (size_t)g);
                 AVX2_UNROLL
                 for (int r = 0; r < rows; r++) {
-                    part[g][r] = _mm256_fmadd_ps(w, x[r], part[g][r]);
+                    part[g][r] = _mm256_fmadd_ps(w, value[r], part[g][r]);
                 }
             }
         }
@@ -74,28 +74,31 @@ AVX2_INLINE void direct_groups(enum dtype dtype, const struct matmul_tile *tile,
     for (int g = 0; g < groups; g++) {
         AVX2_UNROLL
         for (int r = 0; r < rows; r++) {
-            store(tile, group + (uint32_t)g, row + (uint32_t)r, acc[g][r]);
+            store(tile, group + (uint32_t)g, tile->row_begin + (uint32_t)r, acc[g][r]);
         }
     }
 }
 
 AVX2_INLINE void direct(enum dtype dtype, const struct matmul_tile *tile, int rows) {
-    uint32_t group = tile->group_begin;
-    for (; group + 4 <= tile->group_end; group += 4) {
-        direct_groups(dtype, tile, group, 4, tile->row_begin, rows);
-    }
-    for (; group < tile->group_end; group++) {
-        direct_groups(dtype, tile, group, 1, tile->row_begin, rows);
+    for (uint32_t group = tile->group_begin; group < tile->group_end; group += PACK_STRIP) {
+        uint32_t left = tile->group_end - group;
+        if (left >= 3) {
+            direct_strip(dtype, tile, group, 3, rows);
+        } else if (left == 2) {
+            direct_strip(dtype, tile, group, 2, rows);
+        } else {
+            direct_strip(dtype, tile, group, 1, rows);
+        }
     }
 }
 
 // ---- many rows: a span of columns is converted once ---------------------------------------------
 
-AVX2_INLINE void convert_span(enum dtype dtype, const uint8_t *group, uint32_t begin,
+AVX2_INLINE void convert_span(enum dtype dtype, struct pack_place place, uint32_t begin,
                               uint32_t count, uint32_t groups, uint32_t g, float *out) {
     for (uint32_t c = 0; c < count; c++) {
         _mm256_store_ps(out + (size_t)PACK_ROWS * (c * groups + g),
-                        column(dtype, group, begin + c));
+                        column(dtype, place.data + place.step_bytes * (begin + c)));
     }
 }
 
@@ -155,8 +158,6 @@ AVX2_INLINE void span_all_rows(const struct matmul_tile *tile, const float *span
 AVX2_INLINE void tiled_groups(enum dtype dtype, const struct matmul_tile *tile, uint32_t group,
                               int groups) {
     uint32_t cols = tile->weight->cols;
-    size_t group_bytes = (size_t)PACK_ROWS * cols * (dtype == DTYPE_F32 ? 4 : 2);
-    const uint8_t *data = (const uint8_t *)tile->weight->data + group_bytes * group;
     float *span = (float *)(void *)tile->scratch;
     float *acc = span + MATMUL_PLAIN_SPAN * PLAIN_GROUPS * PACK_ROWS;
     uint32_t rows = tile->row_end - tile->row_begin;
@@ -164,7 +165,8 @@ AVX2_INLINE void tiled_groups(enum dtype dtype, const struct matmul_tile *tile, 
     for (uint32_t begin = 0; begin < cols; begin += MATMUL_PLAIN_SPAN) {
         uint32_t count = cols - begin < MATMUL_PLAIN_SPAN ? cols - begin : MATMUL_PLAIN_SPAN;
         for (uint32_t g = 0; g < (uint32_t)groups; g++) {
-            convert_span(dtype, data + group_bytes * g, begin, count, (uint32_t)groups, g, span);
+            convert_span(dtype, pack_place_of(tile->weight, group + g), begin, count,
+                         (uint32_t)groups, g, span);
         }
         span_all_rows(tile, span, begin, count, groups, acc);
     }

@@ -65,14 +65,15 @@ static void group_quantised(const struct matmul_tile *tile, uint32_t group) {
 static void group_plain(const struct matmul_tile *tile, uint32_t group) {
     const struct op_weight *weight = tile->weight;
     uint32_t cols = weight->cols;
-    const uint8_t *data =
-        (const uint8_t *)weight->data + pack_group_bytes(weight->dtype, cols) * group;
-    size_t column_bytes = (size_t)PACK_ROWS * dtype_block_bytes(weight->dtype);
+    struct pack_place place = pack_place_of(weight, group);
     float acc[MATMUL_TILE_ROWS][PACK_ROWS] = {{0}};
     for (uint32_t begin = 0; begin < cols; begin += MATMUL_PLAIN_SPAN) {
         uint32_t count = cols - begin < MATMUL_PLAIN_SPAN ? cols - begin : MATMUL_PLAIN_SPAN;
         float span[MATMUL_PLAIN_SPAN * PACK_ROWS];
-        dtype_decode(weight->dtype, data + column_bytes * begin, (uint64_t)count * PACK_ROWS, span);
+        for (uint32_t c = 0; c < count; c++) {
+            dtype_decode(weight->dtype, place.data + place.step_bytes * (begin + c), PACK_ROWS,
+                         &span[PACK_ROWS * c]);
+        }
         for (uint32_t r = tile->row_begin; r < tile->row_end; r++) {
             const float *x = tile->input->x + (size_t)r * cols + begin;
             float part[PACK_ROWS] = {0};

@@ -12,13 +12,13 @@ AVX2_INLINE void put(uint8_t *at, __m256i v) {
 }
 
 // Block `b` of one group to slot `block` of the panel.
-AVX2_INLINE void unpack_block(enum dtype dtype, const uint8_t *group, uint32_t b,
+AVX2_INLINE void unpack_block(enum dtype dtype, struct pack_place place, uint32_t b,
                               const struct matmul_panel *panel, uint32_t block, uint32_t g) {
-    const uint8_t *header = quads_header(dtype, group, b);
-    const uint8_t *data = quads_data(dtype, group, b);
+    const uint8_t *unit = quads_unit(dtype, place.data, place.step_bytes, b);
+    const uint8_t *data = quads_data(dtype, unit, b);
     size_t step = (size_t)PACK_QUAD_BYTES * panel->group_count;    // to the next vector of g
     uint8_t *w = panel->w + (size_t)PACK_QUAD_BYTES * g;
-    __m256 scale = quads_scale(dtype, header, b);
+    __m256 scale = quads_scale(dtype, unit, b);
     size_t lane = ((size_t)block * panel->group_count + g) * PACK_ROWS;
     _mm256_storeu_ps(panel->scale + lane, scale);
     if (dtype == DTYPE_Q8_0 || dtype == DTYPE_Q6_K) {
@@ -29,8 +29,8 @@ AVX2_INLINE void unpack_block(enum dtype dtype, const uint8_t *group, uint32_t b
             if (dtype == DTYPE_Q6_K) {
                 __m256i low, high;
                 quads_bytes(dtype, data, k, &low, &high);
-                quads_k6_words(low, quads_k6_scale(header, b, 0), &even[0], &odd[0]);
-                quads_k6_words(high, quads_k6_scale(header, b, 1), &even[1], &odd[1]);
+                quads_k6_words(low, quads_k6_scale(unit, b, 0), &even[0], &odd[0]);
+                quads_k6_words(high, quads_k6_scale(unit, b, 1), &even[1], &odd[1]);
             } else {
                 quads_q8_words(data, k, &even[0], &odd[0]);
                 quads_q8_words(data, k + 4, &even[1], &odd[1]);
@@ -42,7 +42,7 @@ AVX2_INLINE void unpack_block(enum dtype dtype, const uint8_t *group, uint32_t b
         }
         return;
     }
-    _mm256_storeu_ps(panel->min + lane, quads_min(dtype, header, b, scale));
+    _mm256_storeu_ps(panel->min + lane, quads_min(dtype, unit, b, scale));
     w += 8 * step * block;
     AVX2_UNROLL
     for (uint32_t k = 0; k < 4; k++) {
@@ -53,15 +53,15 @@ AVX2_INLINE void unpack_block(enum dtype dtype, const uint8_t *group, uint32_t b
     }
 }
 
-AVX2_INLINE void unpack_blocks(enum dtype dtype, const uint8_t *group,
+AVX2_INLINE void unpack_blocks(enum dtype dtype, struct pack_place group,
                                const struct matmul_panel *panel, uint32_t g) {
     for (uint32_t i = 0; i < panel->block_count; i++) {
         unpack_block(dtype, group, panel->block_begin + i, panel, i, g);
     }
 }
 
-static void unpack_group(enum dtype dtype, const uint8_t *group, const struct matmul_panel *panel,
-                         uint32_t g) {
+static void unpack_group(enum dtype dtype, struct pack_place group,
+                         const struct matmul_panel *panel, uint32_t g) {
     switch (dtype) {
     case DTYPE_Q4_0:
         unpack_blocks(DTYPE_Q4_0, group, panel, g);
@@ -324,8 +324,6 @@ const struct matmul_panel_kernels matmul_panel_kernels_avx2 = {
 static void run_panel(const struct matmul_tile *tile, struct matmul_panel *panel, uint32_t group,
                       const struct matmul_panel_kernels *kernels) {
     const struct op_weight *weight = tile->weight;
-    size_t group_bytes = pack_group_bytes(weight->dtype, weight->cols);
-    const uint8_t *data = (const uint8_t *)weight->data + group_bytes * group;
     bool words = !pack_has_min(weight->dtype);
     uint32_t most = words ? MATMUL_TILE_BLOCKS / 2 : MATMUL_TILE_BLOCKS;
     uint32_t rows = tile->row_end - tile->row_begin;
@@ -335,7 +333,7 @@ static void run_panel(const struct matmul_tile *tile, struct matmul_panel *panel
         panel->block_begin = begin;
         panel->block_count = block_count - begin < most ? block_count - begin : most;
         for (uint32_t g = 0; g < panel->group_count; g++) {
-            unpack_group(weight->dtype, data + group_bytes * g, panel, g);
+            unpack_group(weight->dtype, pack_place_of(weight, group + g), panel, g);
         }
         if (words) {
             kernels->words(tile, panel);

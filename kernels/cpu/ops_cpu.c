@@ -13,7 +13,7 @@
 #include <string.h>
 
 static uint32_t pack_rows(void) {
-    return PACK_ROWS;
+    return PACK_STRIP_ROWS;
 }
 
 static size_t page_bytes(const struct op_kv_layout *layout) {

@@ -183,49 +183,64 @@ static void pack_k6(uint8_t *out, unsigned row, const uint8_t *block) {
     }
 }
 
-static void pack_plain(size_t element_bytes, uint8_t *group, unsigned row, const uint8_t *source,
-                       uint32_t cols) {
-    for (uint32_t c = 0; c < cols; c++) {
-        memcpy(group + element_bytes * (PACK_ROWS * (size_t)c + row), source + element_bytes * c,
-               element_bytes);
+// One unit of one row; `out` is the group's unit.
+static void pack_unit(enum dtype dtype, uint8_t *out, unsigned row, const uint8_t *block) {
+    switch (dtype) {
+    case DTYPE_F32:
+        memcpy(out + 4 * row, block, 4);
+        return;
+    case DTYPE_F16:
+    case DTYPE_BF16:
+        memcpy(out + 2 * row, block, 2);
+        return;
+    case DTYPE_Q4_K:
+    case DTYPE_Q5_K:
+        pack_k45(dtype == DTYPE_Q5_K, out, row, block);
+        return;
+    case DTYPE_Q6_K:
+        pack_k6(out, row, block);
+        return;
+    default:
+        pack_small(dtype, out, row, block);
+        return;
     }
 }
 
-static void pack_one_row(enum dtype dtype, uint8_t *group, unsigned row, const uint8_t *source,
-                         uint32_t cols) {
+static void pack_one_row(enum dtype dtype, uint8_t *group, size_t step_bytes, unsigned row,
+                         const uint8_t *source, uint32_t cols) {
     size_t block_bytes = dtype_block_bytes(dtype);
-    if (pack_is_plain(dtype)) {
-        pack_plain(block_bytes, group, row, source, cols);
-        return;
+    uint32_t unit_count = cols / dtype_block_elements(dtype);
+    for (uint32_t u = 0; u < unit_count; u++) {
+        pack_unit(dtype, group + step_bytes * u, row, source + block_bytes * u);
     }
-    uint32_t block_count = cols / dtype_block_elements(dtype);
-    for (uint32_t b = 0; b < block_count; b++) {
-        uint8_t *out = group + PACK_ROWS * block_bytes * b;
-        const uint8_t *block = source + block_bytes * b;
-        if (dtype == DTYPE_Q4_K || dtype == DTYPE_Q5_K) {
-            pack_k45(dtype == DTYPE_Q5_K, out, row, block);
-        } else if (dtype == DTYPE_Q6_K) {
-            pack_k6(out, row, block);
-        } else {
-            pack_small(dtype, out, row, block);
-        }
-    }
+}
+// Byte offset of a group's first unit, and the bytes between its units.
+static size_t group_offset(enum dtype dtype, uint32_t rows, uint32_t cols, uint32_t group_index,
+                           size_t *step_bytes) {
+    uint32_t strip_first = group_index - group_index % PACK_STRIP;
+    uint32_t strip_groups = min_u32(pack_group_count(rows) - strip_first, PACK_STRIP);
+    size_t unit_bytes = (size_t)PACK_ROWS * dtype_block_bytes(dtype);
+    *step_bytes = unit_bytes * strip_groups;
+    return pack_group_bytes(dtype, cols) * strip_first + unit_bytes * (group_index % PACK_STRIP);
 }
 
 void pack_weight(const struct op_weight *shape, const void *source, void *packed,
                  uint32_t row_begin, uint32_t row_end) {
-    INVARIANT(row_begin % PACK_ROWS == 0);
+    INVARIANT(row_begin % PACK_STRIP_ROWS == 0);
+    INVARIANT(row_end % PACK_STRIP_ROWS == 0 || row_end == shape->rows);
     INVARIANT(row_end <= shape->rows);
-    size_t group_bytes = pack_group_bytes(shape->dtype, shape->cols);
+    enum dtype dtype = shape->dtype;
+    size_t group_bytes = pack_group_bytes(dtype, shape->cols);
     size_t row_bytes = group_bytes / PACK_ROWS;
-    for (uint32_t first = row_begin; first < row_end; first += PACK_ROWS) {
-        uint8_t *group = (uint8_t *)packed + group_bytes * (first / PACK_ROWS);
-        memset(group, 0, group_bytes);
-        uint32_t count = min_u32(PACK_ROWS, row_end - first);
-        for (uint32_t r = 0; r < count; r++) {
-            const uint8_t *row = (const uint8_t *)source + row_bytes * (first + r);
-            pack_one_row(shape->dtype, group, r, row, shape->cols);
-        }
+    uint32_t group_begin = row_begin / PACK_ROWS;
+    uint32_t group_end = pack_group_count(row_end);
+    memset((uint8_t *)packed + group_bytes * group_begin, 0,
+           group_bytes * (group_end - group_begin));
+    for (uint32_t row = row_begin; row < row_end; row++) {
+        size_t step_bytes;
+        size_t offset = group_offset(dtype, shape->rows, shape->cols, row / PACK_ROWS, &step_bytes);
+        pack_one_row(dtype, (uint8_t *)packed + offset, step_bytes, row % PACK_ROWS,
+                     (const uint8_t *)source + row_bytes * row, shape->cols);
     }
 }
 
@@ -313,43 +328,43 @@ static void read_k6(const uint8_t *super, unsigned j, unsigned row, struct pack_
     out->min[row] = 0.0f;
 }
 
-static void read_row_block(const struct op_weight *weight, const uint8_t *group, uint32_t block,
-                           unsigned row, struct pack_block *out) {
-    enum dtype dtype = weight->dtype;
-    size_t unit_bytes = (size_t)PACK_ROWS * dtype_block_bytes(dtype);
+static void read_row_block(enum dtype dtype, struct pack_place place, uint32_t block, unsigned row,
+                           struct pack_block *out) {
     if (dtype == DTYPE_Q4_K || dtype == DTYPE_Q5_K || dtype == DTYPE_Q6_K) {
-        const uint8_t *super = group + unit_bytes * (block / PACK_SUPER_BLOCKS);
+        const uint8_t *super = place.data + place.step_bytes * (block / PACK_SUPER_BLOCKS);
         if (dtype == DTYPE_Q6_K) {
             read_k6(super, block % PACK_SUPER_BLOCKS, row, out);
         } else {
             read_k45(dtype == DTYPE_Q5_K, super, block % PACK_SUPER_BLOCKS, row, out);
         }
     } else {
-        read_small(dtype, group + unit_bytes * block, row, out);
+        read_small(dtype, place.data + place.step_bytes * block, row, out);
     }
 }
 
-static const uint8_t *group_at(const struct op_weight *weight, uint32_t group_index) {
+struct pack_place pack_place_of(const struct op_weight *weight, uint32_t group_index) {
     INVARIANT(group_index < pack_group_count(weight->rows));
-    return (const uint8_t *)weight->data +
-           pack_group_bytes(weight->dtype, weight->cols) * group_index;
+    struct pack_place place;
+    size_t offset =
+        group_offset(weight->dtype, weight->rows, weight->cols, group_index, &place.step_bytes);
+    place.data = (const uint8_t *)weight->data + offset;
+    return place;
 }
 
 void pack_read_block(const struct op_weight *weight, uint32_t group_index, uint32_t block_index,
                      struct pack_block *out) {
     INVARIANT(!pack_is_plain(weight->dtype));
-    const uint8_t *group = group_at(weight, group_index);
+    struct pack_place place = pack_place_of(weight, group_index);
     for (unsigned row = 0; row < PACK_ROWS; row++) {
-        read_row_block(weight, group, block_index, row, out);
+        read_row_block(weight->dtype, place, block_index, row, out);
     }
 }
 
 static void decode_plain_row(const struct op_weight *weight, uint32_t row, float *out) {
-    const uint8_t *group = group_at(weight, row / PACK_ROWS);
-    size_t element_bytes = dtype_block_bytes(weight->dtype);
+    struct pack_place place = pack_place_of(weight, row / PACK_ROWS);
+    const uint8_t *at = place.data + dtype_block_bytes(weight->dtype) * (row % PACK_ROWS);
     for (uint32_t c = 0; c < weight->cols; c++) {
-        const uint8_t *at = group + element_bytes * (PACK_ROWS * (size_t)c + row % PACK_ROWS);
-        dtype_decode(weight->dtype, at, 1, &out[c]);
+        dtype_decode(weight->dtype, at + place.step_bytes * c, 1, &out[c]);
     }
 }
 
@@ -359,12 +374,12 @@ void pack_decode_row(const struct op_weight *weight, uint32_t row, float *out) {
         decode_plain_row(weight, row, out);
         return;
     }
-    const uint8_t *group = group_at(weight, row / PACK_ROWS);
+    struct pack_place place = pack_place_of(weight, row / PACK_ROWS);
     unsigned lane = row % PACK_ROWS;
     bool min = pack_has_min(weight->dtype);
     struct pack_block block;
     for (uint32_t b = 0; b < weight->cols / PACK_BLOCK; b++) {
-        read_row_block(weight, group, b, lane, &block);
+        read_row_block(weight->dtype, place, b, lane, &block);
         for (unsigned i = 0; i < PACK_BLOCK; i++) {
             float product = block.scale[lane] * (float)block.value[lane][i];
             out[PACK_BLOCK * b + i] = min ? product + block.min[lane] : product;

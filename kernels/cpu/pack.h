@@ -4,21 +4,23 @@
 
 #include "kernels/ops.h"
 
-// Packed weights of the cpu device: the file's bytes, 8 rows interleaved.
+// Packed weights of the cpu device: the file's bytes, 8 rows interleaved, 3 such groups in turn.
 //
-// The idea: a vector register has 8 lanes of 32 bits, so 8 rows are stored side by side and a lane
-// is a row: no sum across lanes, 8 scales in one load. Four neighbouring columns of the 8 rows make
-// one 32-byte vector, "quad" below, which one multiply-add takes against 4 broadcast activation
-// bytes. Types keep their bits per weight; the size equals the file's when rows are a multiple of
-// 8. All cpu tables share this form.
+// The idea: a vector register has 8 lanes of 32 bits, so 8 rows (a group) are stored side by side
+// and a lane is a row: no sum across lanes, 8 scales in one load. Four neighbouring columns of the
+// 8 rows make one 32-byte vector, "quad" below, which one multiply-add takes against 4 broadcast
+// activation bytes. Three groups (a strip) are stored block by block in turn, so that one linear
+// read feeds three multiply-adds per broadcast. Types keep their bits per weight; the size equals
+// the file's when rows are a multiple of 8. All cpu tables share this form.
 //
 //   Owns       nothing.
 //   Thread     any; different groups may be packed at once.
 //   Allocates  never.
 //   Fails      unsupported shapes are refused by pack_supported; the rest is an invariant.
 //
-// One group = 8 rows. For each block of 32 columns (quad g = columns 4g..4g+3, element order
-// [row][column]), little endian, halves are float16:
+// weight = strips; strip = [unit of columns][group] units; the last strip may have 1 or 2 groups. A
+// unit is 32 columns of 8 rows (quad g = columns 4g..4g+3, element order [row][column]; little
+// endian, halves are float16):
 //
 //   Q4_0   d[8] half | nibbles[128]
 //   Q4_1   d[8] half, m[8] half | nibbles[128]
@@ -29,7 +31,7 @@
 //   nibbles: vector k of 4 holds quad k in the low and quad k + 4 in the high nibbles
 //   fifth:   bit g of the byte at [row][column] belongs to quad g
 //
-// For each super-block of 256 columns:
+// or 256 columns of 8 rows for the K types:
 //
 //   Q4_K   d[8] half, dmin[8] half | scales[48], mins[48] | 8 x nibbles[128]
 //   Q5_K   the same | 8 x (fifth[32], nibbles[128])
@@ -39,10 +41,12 @@
 //                 then byte i of 16 = high two bits of v[i], v[i + 16], v[i + 32], v[i + 48]
 //   two:          vector h of 2: bits 2j, 2j + 1 of a byte belong to quad 4h + j
 //
-// Plain types (F32, F16, BF16): [column][8 rows].
+// or one column of 8 rows for the plain types (F32, F16, BF16).
 
 enum {
-    PACK_ROWS = 8,            // rows of a group
+    PACK_ROWS = 8,     // rows of a group
+    PACK_STRIP = 3,    // groups of a strip
+    PACK_STRIP_ROWS = 24,
     PACK_BLOCK = 32,          // columns of a block; the unit of activation scales too
     PACK_SUPER = 256,         // columns of a super-block of the K types
     PACK_SUPER_BLOCKS = 8,    // blocks of a super-block
@@ -60,7 +64,14 @@ size_t pack_group_bytes(enum dtype dtype, uint32_t cols);
 size_t pack_weight_bytes(enum dtype dtype, uint32_t rows, uint32_t cols);
 uint32_t pack_group_count(uint32_t rows);
 
-// op table entry weight_pack: writes the groups of rows [row_begin, row_end). Rows beyond the last
+// Where a group's first unit lies, and the bytes from one of its units to the next.
+struct pack_place {
+    const uint8_t *data;
+    size_t step_bytes;
+};
+struct pack_place pack_place_of(const struct op_weight *weight, uint32_t group_index);
+
+// op table entry weight_pack: writes the strips of rows [row_begin, row_end). Rows beyond the last
 // one of a group are zero.
 void pack_weight(const struct op_weight *shape, const void *source, void *packed,
                  uint32_t row_begin, uint32_t row_end);

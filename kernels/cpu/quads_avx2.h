@@ -46,29 +46,29 @@ AVX2_INLINE size_t quads_unit_bytes(enum dtype dtype) {
     }
 }
 
-// Where the scales of block `b` are, and its quads.
-AVX2_INLINE const uint8_t *quads_header(enum dtype dtype, const uint8_t *group, uint32_t b) {
-    uint32_t unit = quads_is_super(dtype) ? b / PACK_SUPER_BLOCKS : b;
-    return group + quads_unit_bytes(dtype) * unit;
+// The unit of a group that holds block `b`; units of a group are `step_bytes` apart.
+AVX2_INLINE const uint8_t *quads_unit(enum dtype dtype, const uint8_t *group, size_t step_bytes,
+                                      uint32_t b) {
+    return group + step_bytes * (quads_is_super(dtype) ? b / PACK_SUPER_BLOCKS : b);
 }
 
-AVX2_INLINE const uint8_t *quads_data(enum dtype dtype, const uint8_t *group, uint32_t b) {
-    const uint8_t *header = quads_header(dtype, group, b);
+// Where the quads of block `b` begin in its unit; the scales begin with the unit.
+AVX2_INLINE const uint8_t *quads_data(enum dtype dtype, const uint8_t *unit, uint32_t b) {
     uint32_t j = b % PACK_SUPER_BLOCKS;
     switch (dtype) {
     case DTYPE_Q4_0:
     case DTYPE_Q5_0:
     case DTYPE_Q8_0:
-        return header + 16;
+        return unit + 16;
     case DTYPE_Q4_1:
     case DTYPE_Q5_1:
-        return header + 32;
+        return unit + 32;
     case DTYPE_Q4_K:
-        return header + 32 + 2 * PACK_SIX_BYTES + PACK_NIBBLES_BYTES * j;
+        return unit + 32 + 2 * PACK_SIX_BYTES + PACK_NIBBLES_BYTES * j;
     case DTYPE_Q5_K:
-        return header + 32 + 2 * PACK_SIX_BYTES + (PACK_FIFTH_BYTES + PACK_NIBBLES_BYTES) * j;
+        return unit + 32 + 2 * PACK_SIX_BYTES + (PACK_FIFTH_BYTES + PACK_NIBBLES_BYTES) * j;
     default:
-        return header + 16 + 128 + (PACK_TWO_BYTES + PACK_NIBBLES_BYTES) * j;
+        return unit + 16 + 128 + (PACK_TWO_BYTES + PACK_NIBBLES_BYTES) * j;
     }
 }
 
@@ -85,15 +85,15 @@ AVX2_INLINE __m256 quads_six(const uint8_t *six, uint32_t j) {
     return _mm256_cvtepi32_ps(_mm256_or_si256(low, high));
 }
 
-AVX2_INLINE __m256 quads_scale(enum dtype dtype, const uint8_t *header, uint32_t b) {
-    __m256 d = avx2_load_half8(header);
+AVX2_INLINE __m256 quads_scale(enum dtype dtype, const uint8_t *unit, uint32_t b) {
+    __m256 d = avx2_load_half8(unit);
     if (dtype == DTYPE_Q4_K || dtype == DTYPE_Q5_K) {
-        return _mm256_mul_ps(d, quads_six(header + 32, b % PACK_SUPER_BLOCKS));
+        return _mm256_mul_ps(d, quads_six(unit + 32, b % PACK_SUPER_BLOCKS));
     }
     return d;
 }
 
-AVX2_INLINE __m256 quads_min(enum dtype dtype, const uint8_t *header, uint32_t b, __m256 scale) {
+AVX2_INLINE __m256 quads_min(enum dtype dtype, const uint8_t *unit, uint32_t b, __m256 scale) {
     switch (dtype) {
     case DTYPE_Q4_0:
         return _mm256_mul_ps(_mm256_set1_ps(-8.0f), scale);
@@ -101,10 +101,10 @@ AVX2_INLINE __m256 quads_min(enum dtype dtype, const uint8_t *header, uint32_t b
         return _mm256_mul_ps(_mm256_set1_ps(-16.0f), scale);
     case DTYPE_Q4_1:
     case DTYPE_Q5_1:
-        return avx2_load_half8(header + 16);
+        return avx2_load_half8(unit + 16);
     default: {
-        __m256 min = quads_six(header + 32 + PACK_SIX_BYTES, b % PACK_SUPER_BLOCKS);
-        min = _mm256_mul_ps(avx2_load_half8(header + 16), min);
+        __m256 min = quads_six(unit + 32 + PACK_SIX_BYTES, b % PACK_SUPER_BLOCKS);
+        min = _mm256_mul_ps(avx2_load_half8(unit + 16), min);
         return _mm256_xor_ps(min, _mm256_set1_ps(-0.0f));
     }
     }
@@ -145,8 +145,8 @@ AVX2_INLINE void quads_bytes(enum dtype dtype, const uint8_t *data, uint32_t k, 
 }
 
 // A Q6_K sub-block's scale as int16 in both halves of each row's lane; half = 0 or 1 of block b.
-AVX2_INLINE __m256i quads_k6_scale(const uint8_t *header, uint32_t b, uint32_t half) {
-    const uint8_t *at = header + 16 + PACK_ROWS * (2 * (b % PACK_SUPER_BLOCKS) + half);
+AVX2_INLINE __m256i quads_k6_scale(const uint8_t *unit, uint32_t b, uint32_t half) {
+    const uint8_t *at = unit + 16 + PACK_ROWS * (2 * (b % PACK_SUPER_BLOCKS) + half);
     __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at));
     __m256i low = _mm256_and_si256(wide, _mm256_set1_epi32(0xFFFF));
     return _mm256_or_si256(low, _mm256_slli_epi32(wide, 16));

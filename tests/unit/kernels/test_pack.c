@@ -36,7 +36,7 @@ START_TEST(packed_rows_decode_as_the_file_does) {
     fixture_init(&fixture, 1);
     const struct ops *ops = ops_cpu("scalar");
     for (int d = 0; d < DTYPE_COUNT; d++) {
-        check_decode(&fixture, ops, (enum dtype)d, 19, cols_for((enum dtype)d, 3));
+        check_decode(&fixture, ops, (enum dtype)d, 43, cols_for((enum dtype)d, 3));
         check_decode(&fixture, ops, (enum dtype)d, 8, cols_for((enum dtype)d, 1));
     }
     fixture_deinit(&fixture);
@@ -59,15 +59,15 @@ START_TEST(packing_in_parts_equals_packing_at_once) {
     const struct ops *ops = ops_cpu("scalar");
     for (int d = 0; d < DTYPE_COUNT; d++) {
         uint32_t cols = cols_for((enum dtype)d, 2);
-        const void *source = fixture_source(&fixture, (enum dtype)d, 21, cols);
-        struct op_weight whole = fixture_pack(&fixture, ops, (enum dtype)d, 21, cols, source);
-        size_t bytes = ops->weight_bytes((enum dtype)d, 21, cols);
+        const void *source = fixture_source(&fixture, (enum dtype)d, 53, cols);
+        struct op_weight whole = fixture_pack(&fixture, ops, (enum dtype)d, 53, cols, source);
+        size_t bytes = ops->weight_bytes((enum dtype)d, 53, cols);
         void *parts = fixture_alloc(&fixture, bytes);
-        ops->weight_pack(&whole, source, parts, 16, 21);
-        ops->weight_pack(&whole, source, parts, 0, 16);
+        ops->weight_pack(&whole, source, parts, 48, 53);
+        ops->weight_pack(&whole, source, parts, 0, 48);
         ck_assert_mem_eq(parts, whole.data, bytes);
     }
-    ck_assert_uint_eq(8 % ops->weight_pack_rows(), 0);
+    ck_assert_uint_eq(48 % ops->weight_pack_rows(), 0);
     fixture_deinit(&fixture);
 }
 END_TEST
