@@ -83,6 +83,27 @@ static void avx2_matmul(const struct op_ctx *ctx, const struct op_matmul_args *a
     matmul_run(ctx, args, &matmul_kernels_avx2);
 }
 
+static void avx2_rms_norm(const struct op_ctx *ctx, const struct op_rms_norm_args *args) {
+    elementwise_rms_norm(ctx, args, rms_norm_row_avx2);
+}
+
+static void avx2_rope_append(const struct op_ctx *ctx, const struct op_rope_append_args *args) {
+    rope_append_run(ctx, args, rope_row_avx2);
+}
+
+static size_t avx2_attention_scratch(const struct op_ctx *ctx,
+                                     const struct op_attention_args *args) {
+    return attention_scratch(ctx, args, &attention_kernels_avx2);
+}
+
+static void avx2_attention(const struct op_ctx *ctx, const struct op_attention_args *args) {
+    attention_run(ctx, args, &attention_kernels_avx2);
+}
+
+static void avx2_sample(const struct op_ctx *ctx, const struct op_sample_args *args) {
+    sample_run(ctx, args, &sample_kernels_avx2);
+}
+
 static const struct ops ops_avx2 = {
     .name = "cpu-avx2",
     .weight_supported = pack_supported,
@@ -93,12 +114,12 @@ static const struct ops ops_avx2 = {
     .embed = elementwise_embed,
     .matmul_scratch = avx2_matmul_scratch,
     .matmul = avx2_matmul,
-    .rms_norm = scalar_rms_norm,
-    .rope_append = scalar_rope_append,
-    .attention_scratch = scalar_attention_scratch,
-    .attention = scalar_attention,
+    .rms_norm = avx2_rms_norm,
+    .rope_append = avx2_rope_append,
+    .attention_scratch = avx2_attention_scratch,
+    .attention = avx2_attention,
     .sample_scratch = sample_scratch_bytes,
-    .sample = scalar_sample,
+    .sample = avx2_sample,
 };
 
 // ---- choice ------------------------------------------------------------------------------------

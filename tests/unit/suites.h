@@ -27,6 +27,8 @@
     X("kernels/matmul", suite_kernels_matmul)                                                      \
     X("kernels/attention", suite_kernels_attention)                                                \
     X("controller/core", suite_core)                                                               \
+    X("kernels/sample", suite_kernels_sample)                                                      \
+    X("worker/device/thread_pool", suite_thread_pool)                                              \
     X("controller/http/http_parse", suite_http_parse)                                              \
     X("controller/http/http_exchange", suite_http_exchange)                                        \
     X("controller/http/http_server", suite_http_server)                                            \
@@ -37,8 +39,7 @@
     X("controller/text/tokenizer", suite_tokenizer)                                                \
     X("controller/stats", suite_stats)                                                             \
     X("worker/step/batch", suite_batch)                                                            \
-    X("worker/weights/safetensors", suite_safetensors)                                             \
-    X("worker/device/thread_pool", suite_thread_pool)
+    X("worker/weights/safetensors", suite_safetensors)
 
 #define X(name, function) Suite *function(void);
 SUITE_TABLE(X)
