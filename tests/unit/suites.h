@@ -39,7 +39,8 @@
     X("controller/text/tokenizer", suite_tokenizer)                                                \
     X("controller/stats", suite_stats)                                                             \
     X("worker/step/batch", suite_batch)                                                            \
-    X("worker/weights/safetensors", suite_safetensors)
+    X("worker/weights/safetensors", suite_safetensors)                                             \
+    X("controller/text/detokenizer", suite_detokenizer)
 
 #define X(name, function) Suite *function(void);
 SUITE_TABLE(X)
