@@ -17,12 +17,21 @@
 
 #include <immintrin.h>
 
+// Checked builds leave the specialisation to chance: there it only costs minutes of compiling.
+#ifdef TARE_SLOW_CHECKS
+#define AVX2_INLINE static inline
+#else
 #define AVX2_INLINE static inline __attribute__((always_inline))
+#endif
 
 // Full unrolling of loops whose bounds are constants after inlining: indices into arrays of vectors
 // must become register names.
 #if defined(__clang__)
+#ifdef TARE_SLOW_CHECKS
+#define AVX2_UNROLL
+#else
 #define AVX2_UNROLL _Pragma("clang loop unroll(full)")
+#endif
 #else
 #define AVX2_UNROLL _Pragma("GCC unroll 32")
 #endif
