@@ -35,6 +35,18 @@
 #define BOUND_TEMPLATE_OUTPUT_BYTES (8u * 1024 * 1024)
 // Steps of the template interpreter; a long agent history takes about 200,000. Refuse (400).
 #define BOUND_TEMPLATE_STEPS 20000000u
+// Memory for the values of one rendering. Refuse (400).
+#define BOUND_TEMPLATE_MEMORY_BYTES (256u * 1024 * 1024)
+// Nesting of values that a template builds; requests nest at most BOUND_JSON_DEPTH. Refuse (400).
+#define BOUND_TEMPLATE_VALUE_DEPTH 256u
+// Nesting of expressions and statements in a template's source. Refuse the model.
+#define BOUND_TEMPLATE_NESTING 200u
+// Nested evaluations while rendering, macros calling macros included. Refuse (400).
+#define BOUND_TEMPLATE_CALLS 2000u
+// Different names in one template; the largest public one has 150. Refuse the model.
+#define BOUND_TEMPLATE_NAMES 4096u
+// Elements of one range(); the sandbox of the reference has the same. Refuse (400).
+#define BOUND_TEMPLATE_RANGE 100000u
 // Source of one chat template; the longest public one is 20 KiB. Refuse the model.
 #define BOUND_TEMPLATE_BYTES (1024u * 1024)
 

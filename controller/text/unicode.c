@@ -148,6 +148,43 @@ bool unicode_is_word(uint32_t code) {
     return code <= 0x10FFFF && utf8proc_category((utf8proc_int32_t)code) == UTF8PROC_CATEGORY_PC;
 }
 
+bool unicode_is_printable(uint32_t code) {
+    if (code == ' ') {
+        return true;
+    }
+    if (code > 0x10FFFF || unicode_class(code) == UNICODE_SPACE) {
+        return false;
+    }
+    switch (utf8proc_category((utf8proc_int32_t)code)) {
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CO:
+    case UTF8PROC_CATEGORY_CN:
+        return false;
+    default:
+        return true;
+    }
+}
+
+bool unicode_is_upper(uint32_t code) {
+    utf8proc_category_t category =
+        code > 0x10FFFF ? UTF8PROC_CATEGORY_CN : utf8proc_category((utf8proc_int32_t)code);
+    return category == UTF8PROC_CATEGORY_LU || category == UTF8PROC_CATEGORY_LT;
+}
+
+bool unicode_is_lower(uint32_t code) {
+    return code <= 0x10FFFF && utf8proc_category((utf8proc_int32_t)code) == UTF8PROC_CATEGORY_LL;
+}
+
+uint32_t unicode_to_upper(uint32_t code) {
+    return code > 0x10FFFF ? code : (uint32_t)utf8proc_toupper((utf8proc_int32_t)code);
+}
+
+uint32_t unicode_to_lower(uint32_t code) {
+    return code > 0x10FFFF ? code : (uint32_t)utf8proc_tolower((utf8proc_int32_t)code);
+}
+
 size_t unicode_before(const uint8_t *bytes, size_t at, uint32_t *code) {
     INVARIANT(at >= 1);
     for (size_t back = 1; back <= 4 && back <= at; back++) {

@@ -42,6 +42,13 @@ uint32_t unicode_broken_span(const uint8_t *bytes, size_t byte_count);
 
 enum unicode_class unicode_class(uint32_t code);
 bool unicode_is_word(uint32_t code);    // \w: letters, marks, numbers, connector punctuation
+// Python's str.isprintable: no controls, formats, private or unassigned ones, no separators but the
+// ASCII space.
+bool unicode_is_printable(uint32_t code);
+bool unicode_is_upper(uint32_t code);        // Lu, Lt
+bool unicode_is_lower(uint32_t code);        // Ll
+uint32_t unicode_to_upper(uint32_t code);    // simple mapping, one code point to one
+uint32_t unicode_to_lower(uint32_t code);
 
 // The code point that ends just before bytes[at] (at >= 1), and where it starts.
 size_t unicode_before(const uint8_t *bytes, size_t at, uint32_t *code);

@@ -40,7 +40,8 @@
     X("controller/stats", suite_stats)                                                             \
     X("worker/step/batch", suite_batch)                                                            \
     X("worker/weights/safetensors", suite_safetensors)                                             \
-    X("controller/text/detokenizer", suite_detokenizer)
+    X("controller/text/detokenizer", suite_detokenizer)                                            \
+    X("controller/text/chat_template", suite_chat_template)
 
 #define X(name, function) Suite *function(void);
 SUITE_TABLE(X)
