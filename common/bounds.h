@@ -88,6 +88,12 @@
 #define BOUND_STOP_TOKENS 16u               // ids per request incl. the model's own EOS set; 400
 #define BOUND_LOGIT_BIAS 1024u              // entries per request; 400
 #define BOUND_LOGPROBS 20u                  // top alternatives per position; 400
+// Prompts x n of one request, as many as may wait. 400.
+#define BOUND_SEQUENCES_PER_REQUEST 4096u
+// Prompt tokens of all requests that are not over, 4 bytes each. 429.
+#define BOUND_PROMPT_TOKENS_HELD (64ull * 1024 * 1024)
+// Tokens past the context that are still counted to tell how long a prompt is.
+#define BOUND_ENCODE_SLACK_TOKENS 65536u
 
 // ---- metrics -----------------------------------------------------------------------------------
 // Series of one process; a scrape must stay cheap. Refuse to start.

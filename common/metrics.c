@@ -305,7 +305,7 @@ static void write_histogram(struct buf *out, const struct metric *metric) {
         cumulative += metric->buckets[i];
         write_bucket(out, metric, family->edges[i], cumulative);
     }
-    write_bucket(out, metric, INFINITY, metric->total);
+    write_bucket(out, metric, (double)INFINITY, metric->total);
     write_series(out, family->name, name_bytes, "_sum", metric->labels);
     write_number(out, metric->value, false);
     buf_append_byte(out, '\n');

@@ -212,6 +212,16 @@ void http_exchange_pieces(const struct http_exchange *exchange, struct http_piec
     add_piece(out, chunk_end + end_start, end_stop - end_start);
 }
 
+bool http_pieces_keep(const struct http_pieces *pieces, size_t sent_bytes, struct buf *out) {
+    for (uint32_t i = 0; i < pieces->count; i++) {
+        const struct http_span *piece = &pieces->piece[i];
+        size_t skip = sent_bytes < piece->byte_count ? sent_bytes : piece->byte_count;
+        buf_append(out, piece->text + skip, piece->byte_count - skip);
+        sent_bytes -= skip;
+    }
+    return buf_status(out) == STATUS_OK;
+}
+
 void http_exchange_sent(struct http_exchange *exchange) {
     if (exchange->phase == HTTP_EXCHANGE_PHASE_DONE) {
         exchange->framed = false;    // the end was said; saying it again would be a second body

@@ -103,6 +103,8 @@ struct http_pieces {
     char size_line[24];
 };
 void http_exchange_pieces(const struct http_exchange *exchange, struct http_pieces *out);
+// Appends what is left of the pieces after `sent_bytes`; false when `out` cannot take it.
+bool http_pieces_keep(const struct http_pieces *pieces, size_t sent_bytes, struct buf *out);
 void http_exchange_sent(struct http_exchange *exchange);    // the pieces are taken care of
 
 // The server's side of the ready list.

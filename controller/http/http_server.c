@@ -4,10 +4,10 @@
 #include "common/clock.h"
 #include "common/invariant.h"
 #include "common/memory.h"
+#include "controller/http/http_address.h"
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <uv.h>
 
 enum {
@@ -19,8 +19,6 @@ enum {
     LINGER_BYTES_MAX = 1024 * 1024,
     MEMORY_KEPT_BYTES = 64 * 1024,
     TCP_KEEPALIVE_S = 60,
-    TICK_MS_MAX = 100,
-    TICK_MS_MIN = 5,
 };
 
 enum connection_state {
@@ -66,7 +64,6 @@ struct http_server {
     struct http_server_config config;
     union stream listeners[LISTENERS_MAX];
     uint32_t listener_count;
-    char *unix_paths[LISTENERS_MAX];
     uint16_t port;
     uv_prepare_t prepare;
     uv_timer_t timer;
@@ -247,18 +244,6 @@ static void start_write(struct connection *connection, size_t start) {
     }
 }
 
-// Copies what is left of the pieces after `sent` bytes. False without memory.
-static bool keep_rest(struct connection *connection, const struct http_pieces *pieces,
-                      size_t sent) {
-    for (uint32_t i = 0; i < pieces->count; i++) {
-        const struct http_span *piece = &pieces->piece[i];
-        size_t skip = sent < piece->byte_count ? sent : piece->byte_count;
-        buf_append(&connection->sending, piece->text + skip, piece->byte_count - skip);
-        sent -= skip;
-    }
-    return buf_status(&connection->sending) == STATUS_OK;
-}
-
 // Tries to send everything in `out` with one call; libuv gets the rest. False when the connection
 // did not survive it.
 static bool send_out(struct connection *connection) {
@@ -287,7 +272,7 @@ static bool send_out(struct connection *connection) {
         struct buf spare = connection->sending;    // a large answer is not copied
         connection->sending = exchange->out;
         exchange->out = spare;
-    } else if (rest && !keep_rest(connection, &pieces, sent_bytes)) {
+    } else if (rest && !http_pieces_keep(&pieces, sent_bytes, &connection->sending)) {
         connection_gone(connection, HTTP_GONE_REASON_SLOW, clock_monotonic_us());
         return false;
     }
@@ -669,55 +654,21 @@ static void connection_tick(struct connection *connection, uint64_t now_us) {
     }
 }
 
-static void close_late(struct http_server *server, uint64_t now_us) {
-    for (struct connection *at = server->connections; at != NULL; at = at->next) {
-        connection_gone(at, HTTP_GONE_REASON_CLOSING, now_us);
-    }
-}
-
 static void on_tick(uv_timer_t *timer) {
     struct http_server *server = timer->data;
     uint64_t now_us = clock_monotonic_us();
-    if (server->closing && now_us >= server->close_deadline_us) {
-        close_late(server, now_us);
-        return;
-    }
+    bool late = server->closing && now_us >= server->close_deadline_us;
     // Closing only marks: memory goes in on_connection_closed, so `next` stays valid.
     for (struct connection *at = server->connections; at != NULL; at = at->next) {
-        connection_tick(at, now_us);
+        if (late) {
+            connection_gone(at, HTTP_GONE_REASON_CLOSING, now_us);
+        } else {
+            connection_tick(at, now_us);
+        }
     }
 }
 
 // ---- life cycle --------------------------------------------------------------------------------
-
-void http_server_defaults(struct http_server_config *config) {
-    *config = (struct http_server_config){
-        .limits = {.head_bytes_max = BOUND_HTTP_HEAD_BYTES,
-                   .field_count_max = BOUND_HTTP_HEADER_FIELDS,
-                   .body_bytes_max = BOUND_HTTP_BODY_BYTES},
-        .connections_max = BOUND_HTTP_CONNECTIONS,
-        .readahead_bytes_max = BOUND_HTTP_READAHEAD_BYTES,
-        .unsent_bytes_max = BOUND_HTTP_UNSENT_BYTES,
-        .bodies_bytes_max = BOUND_HTTP_BODIES_BYTES,
-        .idle_us = BOUND_HTTP_IDLE_US,
-        .head_us = BOUND_HTTP_HEAD_US,
-        .body_us = BOUND_HTTP_BODY_US,
-        .slow_client_us = BOUND_HTTP_SLOW_CLIENT_US,
-        .linger_us = BOUND_HTTP_LINGER_US,
-    };
-}
-
-// A quarter of the shortest limit, so that no limit is missed by much.
-static uint64_t tick_ms_for(const struct http_server_config *config) {
-    const uint64_t limits_us[] = {config->idle_us, config->head_us, config->body_us,
-                                  config->slow_client_us, config->linger_us};
-    uint64_t tick_ms = TICK_MS_MAX;
-    for (size_t i = 0; i < sizeof limits_us / sizeof limits_us[0]; i++) {
-        uint64_t quarter_ms = limits_us[i] / 4000;
-        tick_ms = quarter_ms < tick_ms ? quarter_ms : tick_ms;
-    }
-    return tick_ms < TICK_MS_MIN ? TICK_MS_MIN : tick_ms;
-}
 
 enum status http_server_create(struct uv_loop_s *loop, const struct http_server_config *config,
                                struct http_server **out, struct error *err) {
@@ -727,7 +678,7 @@ enum status http_server_create(struct uv_loop_s *loop, const struct http_server_
     }
     server->loop = loop;
     server->config = *config;
-    server->tick_ms = tick_ms_for(config);
+    server->tick_ms = http_server_tick_ms(config);
     if (uv_prepare_init(loop, &server->prepare) != 0 || uv_timer_init(loop, &server->timer) != 0) {
         memory_free(server);
         return error_set(err, STATUS_IO, "the event loop refuses new handles");
@@ -748,68 +699,37 @@ void http_server_destroy(struct http_server *server) {
     memory_free(server);
 }
 
+// The handle stays in its slot until it is closed.
 static enum status listen_failed(struct http_server *server, int rc, const char *where,
                                  struct error *err) {
     union stream *listener = &server->listeners[server->listener_count++];
-    uv_close(&listener->handle, on_handle_closed);    // it stays in its slot until it is closed
-    enum status status =
-        error_set(err, STATUS_IO, "cannot listen on %s: %s", where, uv_strerror(rc));
-    if (rc == UV_EADDRINUSE) {
-        error_hint(err, "another process has this address; stop it or choose another --port");
-    } else if (rc == UV_EACCES) {
-        error_hint(err, "ports below 1024 need privileges; choose another --port");
-    }
-    return status;
+    uv_close(&listener->handle, on_handle_closed);
+    return http_address_failed(where, -rc, err);    // libuv's codes are errno, negated
 }
 
 static enum status take_listener(struct http_server *server, union stream **out,
                                  struct error *err) {
-    if (server->listener_count >= LISTENERS_MAX || server->closing) {
-        return error_set(err, STATUS_EXHAUSTED, "at most %d listening addresses", LISTENERS_MAX);
-    }
-    *out = &server->listeners[server->listener_count];
-    return STATUS_OK;
-}
-
-static uint16_t bound_port(const uv_tcp_t *tcp) {
-    struct sockaddr_storage name;
-    int name_bytes = sizeof name;
-    if (uv_tcp_getsockname(tcp, (struct sockaddr *)&name, &name_bytes) != 0) {
-        return 0;
-    }
-    struct sockaddr_in v4;
-    struct sockaddr_in6 v6;
-    memcpy(&v4, &name, sizeof v4);
-    memcpy(&v6, &name, sizeof v6);
-    return ntohs(name.ss_family == AF_INET6 ? v6.sin6_port : v4.sin_port);
+    *out = &server->listeners[server->listener_count % LISTENERS_MAX];
+    return server->listener_count < LISTENERS_MAX && !server->closing
+               ? STATUS_OK
+               : error_set(err, STATUS_EXHAUSTED, "at most %d listening addresses", LISTENERS_MAX);
 }
 
 enum status http_server_listen_tcp(struct http_server *server, const char *host, uint16_t port,
                                    struct error *err) {
-    const char *numeric = strcmp(host, "localhost") == 0 ? "127.0.0.1" : host;
-    struct sockaddr_storage address = {0};
-    struct sockaddr_in v4;
-    struct sockaddr_in6 v6;
-    if (uv_ip4_addr(numeric, port, &v4) == 0) {
-        memcpy(&address, &v4, sizeof v4);
-    } else if (uv_ip6_addr(numeric, port, &v6) == 0) {
-        memcpy(&address, &v6, sizeof v6);
-    } else {
-        return error_set(err, STATUS_INVALID,
-                         "'%s' is not an address to listen on; give a numeric one or localhost",
-                         host);
-    }
+    struct http_address address;
+    TRY(http_address_parse(host, port, &address, err));
     union stream *listener = NULL;
     TRY(take_listener(server, &listener, err));
     char where[128];
     snprintf(where, sizeof where, "%s port %u", host, (unsigned)port);
     int rc = uv_tcp_init(server->loop, &listener->tcp);
     if (rc != 0) {
-        return error_set(err, STATUS_IO, "cannot listen on %s: %s", where, uv_strerror(rc));
+        return http_address_failed(where, -rc, err);
     }
     listener->handle.data = server;
     server->handles_open++;
-    rc = uv_tcp_bind(&listener->tcp, (const struct sockaddr *)&address, 0);
+    rc = uv_tcp_bind(&listener->tcp, (const struct sockaddr *)&address.storage, 0);
     if (rc == 0) {
         rc = uv_listen(&listener->stream, LISTEN_BACKLOG, on_connection);
     }
@@ -817,7 +737,9 @@ enum status http_server_listen_tcp(struct http_server *server, const char *host,
         return listen_failed(server, rc, where, err);
     }
     server->listener_count++;
-    server->port = bound_port(&listener->tcp);
+    int address_bytes = sizeof address.storage;
+    rc = uv_tcp_getsockname(&listener->tcp, (struct sockaddr *)&address.storage, &address_bytes);
+    server->port = rc == 0 ? http_address_port(&address) : port;
     return STATUS_OK;
 }
 
@@ -825,22 +747,13 @@ enum status http_server_listen_unix(struct http_server *server, const char *path
                                     struct error *err) {
     union stream *listener = NULL;
     TRY(take_listener(server, &listener, err));
-    char *copy = memory_strdup(path);
-    if (copy == NULL) {
-        return error_set(err, STATUS_EXHAUSTED, "no memory for the socket path");
-    }
-    struct stat file;
-    if (lstat(path, &file) == 0 && S_ISSOCK(file.st_mode)) {
-        (void)unlink(path);    // left by a process that died; a failure shows up in bind
-    }
+    http_address_clear_unix(path);
     int rc = uv_pipe_init(server->loop, &listener->pipe, 0);
     if (rc != 0) {
-        memory_free(copy);
-        return error_set(err, STATUS_IO, "cannot listen on %s: %s", path, uv_strerror(rc));
+        return http_address_failed(path, -rc, err);
     }
     listener->handle.data = server;
     server->handles_open++;
-    server->unix_paths[server->listener_count] = copy;
     rc = uv_pipe_bind(&listener->pipe, path);
     if (rc == 0 && chmod(path, 0660) != 0) {
         rc = uv_translate_sys_error(error_errno());
@@ -863,23 +776,17 @@ const struct http_server_counters *http_server_counters(const struct http_server
     return &server->counters;
 }
 
-static void close_listeners(struct http_server *server) {
-    for (uint32_t i = 0; i < server->listener_count; i++) {
-        if (!uv_is_closing(&server->listeners[i].handle)) {
-            uv_close(&server->listeners[i].handle, on_handle_closed);
-        }
-        memory_free(server->unix_paths[i]);    // libuv unlinks the file itself
-        server->unix_paths[i] = NULL;
-    }
-}
-
 void http_server_close(struct http_server *server, uint64_t grace_us, http_server_closed_fn closed,
                        void *ctx) {
     INVARIANT(!server->closing);
     server->closing = true;
     server->closed_fn = closed;
     server->closed_ctx = ctx;
-    close_listeners(server);
+    for (uint32_t i = 0; i < server->listener_count; i++) {
+        if (!uv_is_closing(&server->listeners[i].handle)) {
+            uv_close(&server->listeners[i].handle, on_handle_closed);
+        }
+    }
     http_server_flush(server);
     for (struct connection *at = server->connections; at != NULL; at = at->next) {
         at->exchange.keep_alive = false;

@@ -38,6 +38,12 @@
     X("controller/text/added_tokens", suite_added_tokens)                                          \
     X("controller/text/tokenizer", suite_tokenizer)                                                \
     X("controller/stats", suite_stats)                                                             \
+    X("controller/text/detokenizer", suite_detokenizer)                                            \
+    X("controller/http/api_gate", suite_api_gate)                                                  \
+    X("controller/http/api_params", suite_api_params)                                              \
+    X("controller/http/api_routes", suite_api_routes)                                              \
+    X("controller/http/api_completions", suite_api_completions)                                    \
+    X("controller/http/api_stream", suite_api_stream)                                              \
     X("worker/step/batch", suite_batch)                                                            \
     X("worker/weights/safetensors", suite_safetensors)                                             \
     X("controller/text/detokenizer", suite_detokenizer)                                            \

@@ -1,0 +1,567 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "controller/controller.h"
+
+#include "common/clock.h"
+#include "common/exit_code.h"
+#include "common/invariant.h"
+#include "common/log.h"
+#include "common/memory.h"
+#include "controller/core/core.h"
+#include "controller/http/api.h"
+#include "controller/http/http_server.h"
+#include "controller/keys.h"
+#include "controller/model_text.h"
+#include "controller/net/worker_link.h"
+#include "controller/startup_text.h"
+#include "controller/stats.h"
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum {
+    INPUTS_MAX = 8192,
+    NAMES_MAX = 16,
+    CLOSE_GRACE_US = 2 * 1000 * 1000,
+    HOST_BYTES = 256,
+    PATH_BYTES = 4096,
+};
+
+// Inputs wait here until the next tick. Requests are copied beside them.
+struct input_queue {
+    struct core_input inputs[INPUTS_MAX];
+    struct core_request requests[INPUTS_MAX];
+    uint32_t count;
+};
+
+struct controller {
+    const struct config *config;
+    struct core *core;
+    struct api *api;
+    struct http_server *server;
+    struct worker_link *link;
+    struct stats *stats;
+    struct model_text *text;
+    struct api_model model;
+    const char *names[NAMES_MAX];
+    struct keys keys;
+    const char *origins[NAMES_MAX];
+    char host_name[HOST_BYTES];
+    char run_dir[PATH_BYTES];
+    struct input_queue queues[2];    // one fills while the other is ticked
+    uint32_t filling;
+    bool ticking;
+    // A worker whose plan could not be sent, or whose epoch must begin anew.
+    bool resync_wanted;
+    struct worker_id resync_worker;
+    struct startup_bar bar;
+    bool banner;
+    bool announced;
+    uint64_t start_us;
+    uint32_t stops;
+    uint64_t deadline_us;    // of the drain; 0 = none
+    bool drained;
+    bool closing;
+    bool closed;
+    int exit_code;
+};
+
+// ---- queue and tick ----------------------------------------------------------------------------
+
+static bool enqueue(struct controller *c, const struct core_input *input) {
+    struct input_queue *queue = &c->queues[c->filling];
+    if (queue->count == INPUTS_MAX) {
+        return false;
+    }
+    queue->inputs[queue->count] = *input;
+    if (input->kind == CORE_INPUT_REQUEST) {
+        queue->requests[queue->count] = *input->request;
+        queue->inputs[queue->count].request = &queue->requests[queue->count];
+    }
+    queue->count++;
+    return true;
+}
+
+static void on_action(void *ctx, const struct core_action *action) {
+    struct controller *c = ctx;
+    uint64_t now_us = clock_monotonic_us();
+    struct error err = {0};
+    switch (action->kind) {
+    case CORE_ACTION_SEND_PLAN:
+        stats_plan_sent(c->stats, action->send.plan, 0);
+        if (worker_link_send_plan(c->link, action->send.worker, action->send.plan, &err) !=
+            STATUS_OK) {
+            log_failure("controller", &err);
+            c->resync_wanted = true;
+            c->resync_worker = action->send.worker;
+        }
+        break;
+    case CORE_ACTION_RESYNC:
+        c->resync_wanted = true;
+        c->resync_worker = action->resync.worker;
+        break;
+    case CORE_ACTION_DRAINED:
+        c->drained = true;
+        break;
+    case CORE_ACTION_TOKEN:
+    case CORE_ACTION_FINISHED:
+    case CORE_ACTION_REJECTED:
+        api_on_action(c->api, action, now_us);
+        break;
+    }
+}
+
+// Ticks until nothing is left to take in. What actions enqueue is taken in the next round.
+static void tick(struct controller *c) {
+    if (c->ticking) {
+        return;
+    }
+    c->ticking = true;
+    enum { ROUNDS_MAX = 64 };
+    for (int round = 0; round < ROUNDS_MAX; round++) {
+        struct input_queue *queue = &c->queues[c->filling];
+        c->filling = 1 - c->filling;
+        uint64_t begin_us = clock_monotonic_us();
+        core_tick(c->core, begin_us, queue->inputs, queue->count, on_action, c);
+        queue->count = 0;
+        uint64_t end_us = clock_monotonic_us();
+        stats_turn(c->stats, STATS_PHASE_TICK, end_us - begin_us);
+        if (c->resync_wanted) {
+            c->resync_wanted = false;
+            struct core_input lost = {.kind = CORE_INPUT_WORKER_LOST,
+                                      .lost = {c->resync_worker, "its state was not ours"}};
+            enqueue(c, &lost);
+            worker_link_welcome_again(c->link, c->resync_worker);
+            api_on_worker_lost(c->api);
+        }
+        api_turn_end(c->api, end_us);
+        if (c->queues[c->filling].count == 0) {
+            break;
+        }
+    }
+    c->ticking = false;
+}
+
+// ---- from the API ------------------------------------------------------------------------------
+
+static enum status on_submit(void *ctx, const struct core_request *request) {
+    struct core_input input = {.kind = CORE_INPUT_REQUEST, .request = request};
+    return enqueue(ctx, &input) ? STATUS_OK : STATUS_BUSY;
+}
+
+// Room for cancels and stops is never a question: each belongs to a request that was enqueued once,
+// and a full queue is ticked first.
+static void enqueue_id(struct controller *c, enum core_input_kind kind, struct request_id id) {
+    struct core_input input = {.kind = kind, .id = id};
+    if (!enqueue(c, &input)) {
+        tick(c);
+        bool stored = enqueue(c, &input);
+        INVARIANT(stored);
+    }
+}
+
+static void on_cancel(void *ctx, struct request_id id) {
+    enqueue_id(ctx, CORE_INPUT_CANCEL, id);
+}
+
+static void on_stop(void *ctx, struct request_id id) {
+    enqueue_id(ctx, CORE_INPUT_STOP, id);
+}
+
+static void on_metrics(void *ctx, enum metric_format format, struct buf *out) {
+    struct controller *c = ctx;
+    uint64_t now_us = clock_monotonic_us();
+    struct core_gauges gauges;
+    core_gauges(c->core, now_us, &gauges);
+    struct worker_link_counters link;
+    worker_link_count(c->link, now_us, &link);
+    struct message_heartbeat heartbeat = {
+        .resident_bytes = link.resident_bytes,
+        .allocations_after_seal = link.allocations_after_seal,
+    };
+    struct stats_view view = {
+        .counters = core_counters(c->core),
+        .gauges = &gauges,
+        .capacity = core_capacity(c->core),
+        .heartbeat = &heartbeat,
+        .heartbeat_age_us = link.heard_age_us,
+        .epoch = link.epoch,
+        .connections = http_server_counters(c->server)->open,
+    };
+    stats_print(c->stats, &view, format, out);
+}
+
+static void on_access(void *ctx, const struct api_access *access) {
+    struct controller *c = ctx;
+    if (access->probe || !config_bool(c->config, OPTION_ACCESS_LOG)) {
+        return;
+    }
+    log_info("http",
+             "request method=%.*s path=%.*s status=%d request_id=%s key_name=%s "
+             "prompt_tokens=%u cached_tokens=%u output_tokens=%u finish=%s ttft_ms=%.1f "
+             "total_ms=%.1f",
+             (int)access->method.byte_count, access->method.text, (int)access->path.byte_count,
+             access->path.text, access->status, access->request_id,
+             access->key_name[0] == '\0' ? "-" : access->key_name, access->prompt_tokens,
+             access->cached_tokens, access->output_tokens,
+             access->finish[0] == '\0' ? "-" : access->finish, (double)access->ttft_us / 1000.0,
+             (double)access->total_us / 1000.0);
+}
+
+// ---- from the workers --------------------------------------------------------------------------
+
+static void on_progress(void *ctx, struct worker_id worker,
+                        const struct message_progress *progress) {
+    (void)worker;
+    struct controller *c = ctx;
+    api_on_progress(c->api, progress);
+    if (c->banner) {
+        struct buf text;
+        buf_init(&text, 1024);
+        startup_bar_draw(&c->bar, progress, &text);
+        fputs(buf_cstr(&text), stderr);
+        buf_deinit(&text);
+    }
+}
+
+static void announce(struct controller *c, const struct message_capacity *capacity) {
+    struct startup_facts facts = {
+        .model_name = c->names[0],
+        .host = config_string(c->config, OPTION_HOST),
+        .port = http_server_port(c->server),
+        .api_key_hint = c->keys.count > 0 ? "$TARE_API_KEY" : NULL,
+        .start_seconds = (double)(clock_monotonic_us() - c->start_us) / 1e6,
+        .capacity = capacity,
+    };
+    struct buf text;
+    buf_init(&text, 16 * 1024);
+    if (config_bool(c->config, OPTION_QUIET)) {
+        startup_ready_line(&facts, &text);
+    } else {
+        startup_ready(&facts, &text);
+    }
+    if (c->banner) {
+        fputs(buf_cstr(&text), stderr);
+    }
+    buf_deinit(&text);
+    c->announced = true;
+}
+
+static void on_ready(void *ctx, struct worker_id worker, uint64_t epoch,
+                     const struct message_capacity *capacity) {
+    struct controller *c = ctx;
+    struct core_input input = {.kind = CORE_INPUT_WORKER_READY, .ready = {worker, capacity, epoch}};
+    enqueue(c, &input);
+    tick(c);
+    api_on_capacity(c->api, capacity);
+    log_info("controller", "ready kv_tokens=%llu context=%u threads=%u",
+             (unsigned long long)capacity->kv_blocks * capacity->block_tokens,
+             capacity->envelope.seq_tokens, capacity->threads);
+    if (!c->announced) {
+        announce(c, capacity);
+    }
+}
+
+static void on_lost(void *ctx, struct worker_id worker, const char *reason, uint32_t exit_code) {
+    struct controller *c = ctx;
+    struct core_input input = {.kind = CORE_INPUT_WORKER_LOST, .lost = {worker, reason}};
+    enqueue(c, &input);
+    tick(c);
+    api_on_worker_lost(c->api);
+    // A start that failed for a reason that another try will not change ends the service.
+    if (exit_code != 0 && !c->announced) {
+        log_error("controller", "the worker cannot start reason=\"%s\"", reason);
+        api_set_failed(c->api, reason);
+        c->exit_code = (int)exit_code;
+        c->closed = true;
+    }
+}
+
+static void on_result(void *ctx, struct worker_id worker, const struct step_result *result) {
+    struct controller *c = ctx;
+    stats_step_done(c->stats, result);
+    struct core_input input = {.kind = CORE_INPUT_RESULT, .result = {worker, result}};
+    if (!enqueue(c, &input)) {
+        tick(c);
+        enqueue(c, &input);
+    }
+    tick(c);    // the result is alive during this call only
+}
+
+// ---- start-up ----------------------------------------------------------------------------------
+
+static enum status load_text(struct controller *c, struct error *err) {
+    const char *path = config_string(c->config, OPTION_MODEL);
+    if (path == NULL) {
+        return error_set(err, STATUS_INVALID, "no model given; usage: tare-controller MODEL");
+    }
+    TRY(model_text_open(path, config_string(c->config, OPTION_CHAT_TEMPLATE), &c->text, err));
+    uint32_t count = config_list_count(c->config, OPTION_SERVED_MODEL_NAME);
+    for (uint32_t i = 0; i < count && i < NAMES_MAX; i++) {
+        c->names[i] = config_list_item(c->config, OPTION_SERVED_MODEL_NAME, i);
+    }
+    if (count == 0) {
+        c->names[0] = model_text_name(c->text);
+        count = 1;
+    }
+    struct model_text_sampling own = model_text_sampling(c->text);
+    bool neutral = strcmp(config_string(c->config, OPTION_GENERATION_CONFIG), "vllm") == 0;
+    c->model = (struct api_model){
+        .names = c->names,
+        .name_count = count < NAMES_MAX ? count : NAMES_MAX,
+        .tokenizer = model_text_tokenizer(c->text),
+        .chat_template = model_text_template(c->text),
+        .defaults =
+            neutral ? api_sampling_neutral()
+                    : (struct api_sampling_defaults){.temperature = own.temperature,
+                                                     .top_p = own.top_p,
+                                                     .min_p = own.min_p,
+                                                     .repetition_penalty = own.repetition_penalty,
+                                                     .top_k = own.top_k},
+        .created_unix_s = clock_unix_s(),
+    };
+    return STATUS_OK;
+}
+
+static enum status create_core(struct controller *c, struct error *err) {
+    struct core_config config = {
+        .seqs_max = (uint32_t)config_int(c->config, OPTION_MAX_NUM_SEQS),
+        .waiting_max = (uint32_t)config_int(c->config, OPTION_MAX_NUM_QUEUED),
+        .step_tokens_max = (uint32_t)config_int(c->config, OPTION_MAX_NUM_BATCHED_TOKENS),
+        .blocks_max = BOUND_BLOCKS,
+        .group = 1,
+    };
+    return core_create(&config, &c->core, err);
+}
+
+static bool is_loopback(const char *host) {
+    return strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 ||
+           strcmp(host, "localhost") == 0;
+}
+
+static enum status fill_gate(struct controller *c, struct api_gate *gate, struct error *err) {
+    TRY(keys_load(c->config, &c->keys, err));
+    const char *host = config_string(c->config, OPTION_HOST);
+    bool open = c->keys.count == 0 && !is_loopback(host);
+    if (open && config_bool(c->config, OPTION_REQUIRE_AUTH)) {
+        error_hint(err, "give --api-key or --api-key-file, or listen on 127.0.0.1");
+        return error_set(err, STATUS_INVALID, "--require-auth: no key for host %s", host);
+    }
+    if (open) {
+        log_warn("controller", "everybody who reaches host=%s may use this server without a key",
+                 host);
+    }
+    uint32_t origins = config_list_count(c->config, OPTION_ALLOWED_ORIGINS);
+    origins = origins < NAMES_MAX ? origins : NAMES_MAX;
+    for (uint32_t i = 0; i < origins; i++) {
+        c->origins[i] = config_list_item(c->config, OPTION_ALLOWED_ORIGINS, i);
+    }
+    bool named = gethostname(c->host_name, sizeof c->host_name - 1) == 0;
+    *gate = (struct api_gate){
+        .keys = c->keys.keys,
+        .key_count = c->keys.count,
+        .metrics_require_key = config_bool(c->config, OPTION_METRICS_REQUIRE_KEY),
+        .loopback_only = is_loopback(host),
+        .host_name = named ? c->host_name : NULL,
+        .origins = c->origins,
+        .origin_count = origins,
+        .allow_credentials = config_bool(c->config, OPTION_ALLOW_CREDENTIALS),
+    };
+    return STATUS_OK;
+}
+
+static uint64_t random_u64(void) {
+    uint64_t value = 0;
+    if (getrandom(&value, sizeof value, 0) != (ssize_t)sizeof value) {
+        value = clock_monotonic_ns();
+    }
+    return value;
+}
+
+static enum status create_api(struct controller *c, struct error *err) {
+    struct stats_config stats = {
+        .model = c->names[0],
+        .version = TARE_VERSION,
+        .commit = TARE_COMMIT,
+        .model_digest = "",
+        .compat = config_bool(c->config, OPTION_METRICS_COMPAT),
+    };
+    TRY(stats_create(&stats, &c->stats, err));
+    struct api_config config;
+    api_defaults(&config);
+    config.ctx = c;
+    config.submit = on_submit;
+    config.cancel = on_cancel;
+    config.stop = on_stop;
+    config.metrics = on_metrics;
+    config.access = on_access;
+    config.stats = c->stats;
+    config.version = TARE_VERSION;
+    config.commit = TARE_COMMIT;
+    config.server_header = config_bool(c->config, OPTION_SERVER_HEADER);
+    config.any_model_name = config_bool(c->config, OPTION_ANY_MODEL_NAME);
+    config.strict_max_tokens = config_bool(c->config, OPTION_STRICT_MAX_TOKENS);
+    config.logprobs_max = (uint32_t)config_int(c->config, OPTION_MAX_LOGPROBS);
+    int64_t seed = config_int(c->config, OPTION_SEED);
+    config.seed = seed != 0 ? (uint64_t)seed : random_u64();
+    config.id_seed = random_u64();
+    config.keepalive_us = (uint64_t)config_int(c->config, OPTION_SSE_KEEPALIVE) * 1000000;
+    TRY(fill_gate(c, &config.gate, err));
+    TRY(api_create(&config, &c->api, err));
+    api_set_model(c->api, &c->model);
+    return STATUS_OK;
+}
+
+static enum status open_server(struct controller *c, struct uv_loop_s *loop, struct error *err) {
+    struct http_server_config config;
+    http_server_defaults(&config);
+    config.handler = api_handler(c->api);
+    config.connections_max = (uint32_t)config_int(c->config, OPTION_MAX_CONNECTIONS);
+    TRY(http_server_create(loop, &config, &c->server, err));
+    enum status status = http_server_listen_tcp(c->server, config_string(c->config, OPTION_HOST),
+                                                (uint16_t)config_int(c->config, OPTION_PORT), err);
+    if (status != STATUS_OK) {
+        error_hint(err, "choose another --port, or 0 for any free one");
+    }
+    return status;
+}
+
+static enum status open_links(struct controller *c, struct error *err) {
+    const char *run_dir = config_string(c->config, OPTION_RUN_DIR);
+    if (run_dir == NULL) {
+        return error_set(err, STATUS_INVALID,
+                         "--run-dir is missing: a directory for the worker's sockets");
+    }
+    if (mkdir(run_dir, 0700) != 0 && errno != EEXIST) {
+        return error_set_os(err, STATUS_IO, "run directory '%s' cannot be made", run_dir);
+    }
+    snprintf(c->run_dir, sizeof c->run_dir, "%s", run_dir);
+    struct worker_link_options options = {
+        .run_dir = run_dir,
+        .sink = {c, on_progress, on_ready, on_lost, on_result},
+        // Later starts begin above earlier ones: a millisecond holds far more than one epoch apart.
+        .first_epoch = clock_unix_ms(),
+    };
+    return worker_link_open(&options, &c->link, err);
+}
+
+enum status controller_create(const struct config *config, struct uv_loop_s *loop,
+                              struct controller **out, struct error *err) {
+    struct controller *c = memory_zalloc(sizeof *c);
+    if (c == NULL) {
+        return error_set(err, STATUS_EXHAUSTED, "no memory for a controller");
+    }
+    c->config = config;
+    c->start_us = clock_monotonic_us();
+    c->banner = config_bool(config, OPTION_BANNER);
+    startup_bar_init(&c->bar, isatty(STDERR_FILENO) == 1);
+    enum status status = load_text(c, err);
+    if (status == STATUS_OK) {
+        status = create_core(c, err);
+    }
+    if (status == STATUS_OK) {
+        status = create_api(c, err);
+    }
+    if (status == STATUS_OK) {
+        status = open_server(c, loop, err);
+    }
+    if (status == STATUS_OK) {
+        status = open_links(c, err);
+    }
+    if (status != STATUS_OK) {
+        c->closed = true;
+        controller_destroy(c);
+        return status;
+    }
+    *out = c;
+    return STATUS_OK;
+}
+
+void controller_destroy(struct controller *c) {
+    if (c == NULL) {
+        return;
+    }
+    worker_link_close(c->link);
+    if (c->run_dir[0] != '\0') {
+        char path[PATH_BYTES + 32];
+        snprintf(path, sizeof path, "%s/plan.sock", c->run_dir);
+        unlink(path);
+        snprintf(path, sizeof path, "%s/control.sock", c->run_dir);
+        unlink(path);
+    }
+    http_server_destroy(c->server);
+    api_destroy(c->api);
+    stats_destroy(c->stats);
+    core_destroy(c->core);
+    model_text_close(c->text);
+    memory_free(c);
+}
+
+// ---- turns -------------------------------------------------------------------------------------
+
+int controller_fd(const struct controller *c, uint32_t index) {
+    return worker_link_fd(c->link, index);
+}
+
+static void on_server_closed(void *ctx) {
+    struct controller *c = ctx;
+    c->closed = true;
+}
+
+// Once the core holds nothing, the worker may go and the server closes.
+static void finish_drain(struct controller *c) {
+    if (c->drained && !c->closing) {
+        c->closing = true;
+        log_info("controller", "drained");
+        worker_link_shutdown(c->link);
+        http_server_close(c->server, CLOSE_GRACE_US, on_server_closed, c);
+    }
+}
+
+void controller_turn(struct controller *c) {
+    uint64_t now_us = clock_monotonic_us();
+    worker_link_poll(c->link, now_us);
+    if (c->queues[c->filling].count > 0) {
+        tick(c);
+    }
+    http_server_flush(c->server);
+    worker_link_poll(c->link, clock_monotonic_us());
+    finish_drain(c);
+}
+
+void controller_timer(struct controller *c, uint64_t late_us) {
+    stats_loop_lag(c->stats, late_us);
+    uint64_t now_us = clock_monotonic_us();
+    if (c->deadline_us != 0 && now_us > c->deadline_us) {
+        c->deadline_us = 0;
+        log_warn("controller", "drain deadline reached: ending what still runs");
+        struct core_input input = {.kind = CORE_INPUT_ABORT_ALL};
+        enqueue(c, &input);
+    }
+    struct core_gauges gauges;
+    core_gauges(c->core, now_us, &gauges);
+    api_set_overdue(c->api, gauges.step_overdue_us > 0);
+    tick(c);
+    controller_turn(c);
+}
+
+void controller_stop(struct controller *c) {
+    c->stops++;
+    struct core_input input = {.kind = c->stops == 1 ? CORE_INPUT_DRAIN : CORE_INPUT_ABORT_ALL};
+    if (c->stops == 1) {
+        int64_t seconds = config_int(c->config, OPTION_SHUTDOWN_TIMEOUT);
+        log_info("controller", "draining deadline_s=%lld", (long long)seconds);
+        api_set_draining(c->api);
+        c->deadline_us = clock_monotonic_us() + (uint64_t)seconds * 1000000 + 1;
+    }
+    enqueue(c, &input);
+    tick(c);
+    controller_turn(c);
+}
+
+bool controller_done(const struct controller *c, int *exit_code) {
+    *exit_code = c->exit_code;
+    return c->closed;
+}

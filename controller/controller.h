@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CONTROLLER_CONTROLLER_H
+#define CONTROLLER_CONTROLLER_H
+
+#include "common/config.h"
+#include "common/status.h"
+#include <stdint.h>
+
+// The controller: owns every module and wires sockets to the core and back.
+//
+// The idea: callbacks only enqueue inputs; a turn drains the links, ticks the core until its queue
+// is empty, and sends what the actions brought. One turn runs before the loop sleeps and on each
+// wake-up.
+//
+//   start-up   model text, keys -> core, API, server (503 until ready) -> links -> worker's
+//   capacity first stop -> draining: new requests 503, running ones finish, worker told to leave,
+//   server closed second stop or the deadline -> everything ends now, streams get an error event
+//
+//   Owns       everything, for the life of the process.
+//   Thread     the loop thread.
+//   Allocates  at start, and per request in the API.
+//   Fails      create: the sentence for the person who started it.
+
+struct controller;
+struct uv_loop_s;
+
+// Keeps `config` and `loop`.
+enum status controller_create(const struct config *config, struct uv_loop_s *loop,
+                              struct controller **out, struct error *err) MUST_USE;
+void controller_destroy(struct controller *controller);    // accepts NULL
+
+enum { CONTROLLER_FDS = 2 };
+int controller_fd(const struct controller *controller, uint32_t index);    // poll for reading
+
+void controller_turn(struct controller *controller);
+void controller_timer(struct controller *controller, uint64_t late_us);    // ten times a second
+void controller_stop(struct controller *controller);                       // SIGTERM or SIGINT
+
+// True when the process may end; `exit_code` as in common/exit_code.h.
+bool controller_done(const struct controller *controller, int *exit_code);
+
+#endif

@@ -1,0 +1,688 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "controller/http/api_call.h"
+
+#include "common/bounds.h"
+#include "common/clock.h"
+#include "common/invariant.h"
+#include "common/memory.h"
+#include <stdio.h>
+#include <string.h>
+
+// A core request id is a serial number above the index of its slot: unique for life, found at once.
+enum { SLOT_BITS = 20, COMPLETIONS_MAX_TOKENS = 16, RETRY_MS = 1000 };
+
+// ---- slots -------------------------------------------------------------------------------------
+
+static bool slots_grow(struct api *api) {
+    uint32_t count = api->slot_count == 0 ? 64 : api->slot_count * 2;
+    if (count > 1u << SLOT_BITS) {
+        return false;
+    }
+    struct api_slot *slots = memory_realloc(api->slots, count * sizeof *slots);
+    if (slots == NULL) {
+        return false;
+    }
+    for (uint32_t i = api->slot_count; i < count; i++) {
+        slots[i] = (struct api_slot){.next_free = i + 1 < count ? i + 1 : api->slot_free};
+    }
+    api->slot_free = api->slot_count;
+    api->slots = slots;
+    api->slot_count = count;
+    return true;
+}
+
+// Gives the choice an id; false without memory.
+static bool slot_take(struct api *api, struct api_choice *choice) {
+    if (api->slot_free == API_SLOT_NONE && !slots_grow(api)) {
+        return false;
+    }
+    uint32_t index = api->slot_free;
+    struct api_slot *slot = &api->slots[index];
+    api->slot_free = slot->next_free;
+    slot->choice = choice;
+    slot->id = ++api->serial << SLOT_BITS | index;
+    choice->id = slot->id;
+    choice->call->live_count++;
+    api->live_sequences++;
+    return true;
+}
+
+static void slot_give_back(struct api *api, struct api_choice *choice) {
+    uint32_t index = (uint32_t)(choice->id & ((1u << SLOT_BITS) - 1));
+    INVARIANT(api->slots[index].choice == choice);
+    api->slots[index] = (struct api_slot){.next_free = api->slot_free};
+    api->slot_free = index;
+    choice->id = 0;
+    choice->call->live_count--;
+    api->live_sequences--;
+}
+
+static struct api_choice *slot_find(const struct api *api, struct request_id id) {
+    uint32_t index = (uint32_t)(id.value & ((1u << SLOT_BITS) - 1));
+    if (index >= api->slot_count || api->slots[index].id != id.value) {
+        return NULL;
+    }
+    return api->slots[index].choice;
+}
+
+// ---- life cycle --------------------------------------------------------------------------------
+
+// The id in the body is built from the request's; a running twin gets a suffix.
+static void make_body_id(struct api_call *call) {
+    struct api *api = call->visit.api;
+    const char *prefix = call->kind == API_CALL_KIND_CHAT ? "chatcmpl-" : "cmpl-";
+    bool taken = false;
+    for (struct api_call *at = api->calls; call->visit.id_is_clients && at != NULL && !taken;
+         at = at->next) {
+        taken = strcmp(at->visit.request_id, call->visit.request_id) == 0;
+    }
+    if (taken) {
+        snprintf(call->body_id, sizeof call->body_id, "%s%s-%llu", prefix, call->visit.request_id,
+                 (unsigned long long)(api->serial + 1));
+    } else {
+        snprintf(call->body_id, sizeof call->body_id, "%s%s", prefix, call->visit.request_id);
+    }
+}
+
+// The bias changes hands: the core reads it until the sequences have ended.
+static void take_params(struct api_call *call, struct api_params *params) {
+    struct api *api = call->visit.api;
+    call->sampling = params->sampling;
+    call->bias = params->bias;
+    params->bias = NULL;
+    call->seed_given = params->seed_given;
+    call->eos_count = params->eos_count;
+    call->stream = params->stream;
+    call->usage_in_stream = params->usage_in_stream || api->config.usage_always;
+    call->usage_in_every_chunk = params->usage_in_every_chunk;
+    call->echo = params->echo;
+    call->keepalive_us = api->config.keepalive_us;
+    if (params->keepalive_us > 0 &&
+        (call->keepalive_us == 0 || params->keepalive_us < call->keepalive_us)) {
+        call->keepalive_us = params->keepalive_us;    // a request may only shorten it
+    }
+    if (!params->seed_given) {
+        call->sampling.seed = rng_u64(&api->seeds);
+    }
+}
+
+// The class of the key; a request may lower it, never raise it.
+static bool choose_class(struct api_call *call, struct api_failure *failure) {
+    const struct api_key *key = call->visit.key;
+    call->class_ = key != NULL ? key->class_ : REQUEST_CLASS_STANDARD;
+    struct http_span wish = http_request_field(call->exchange->request, "x-tare-class");
+    if (wish.text == NULL) {
+        return true;
+    }
+    static const char *const names[REQUEST_CLASS_COUNT] = {"realtime", "standard", "batch"};
+    for (uint32_t i = 0; i < REQUEST_CLASS_COUNT; i++) {
+        if (http_span_is(wish, names[i])) {
+            call->class_ = i > (uint32_t)call->class_ ? (enum request_class)i : call->class_;
+            return true;
+        }
+    }
+    return api_fail(failure, API_CODE_INVALID_VALUE, "x-tare-class",
+                    "'x-tare-class' must be realtime, standard or batch.");
+}
+
+static void link_call(struct api_call *call) {
+    struct api *api = call->visit.api;
+    call->next = api->calls;
+    if (api->calls != NULL) {
+        api->calls->prev = call;
+    }
+    api->calls = call;
+    api->open_calls++;
+}
+
+struct api_call *api_call_create(struct api_visit *visit, const struct api_call_spec *spec,
+                                 struct api_failure *failure) {
+    struct api_params *params = spec->params;
+    uint64_t choice_count = (uint64_t)spec->prompt_count * params->choice_count;
+    if (choice_count > BOUND_SEQUENCES_PER_REQUEST) {
+        api_fail(failure, API_CODE_TOO_LARGE, "n", "A request may ask for at most %u sequences.",
+                 BOUND_SEQUENCES_PER_REQUEST);
+        return NULL;
+    }
+    struct api_call *call =
+        memory_zalloc(sizeof *call + (size_t)choice_count * sizeof call->choices[0]);
+    if (call == NULL) {
+        api_fail(failure, API_CODE_UNAVAILABLE, NULL, "There is no memory for this request.");
+        return NULL;
+    }
+    call->visit = *visit;
+    call->exchange = visit->exchange;
+    call->kind = spec->kind;
+    call->created_unix_s = clock_unix_s();
+    call->choice_count = (uint32_t)choice_count;
+    buf_init(&call->chunk_head, BOUND_HTTP_HEAD_BYTES);
+    take_params(call, params);
+    make_body_id(call);
+    for (uint32_t i = 0; i < call->choice_count; i++) {
+        call->choices[i].call = call;
+        call->choices[i].index = i;
+        buf_init(&call->choices[i].text, BOUND_HTTP_RESPONSE_BYTES);
+        buf_init(&call->choices[i].scores, BOUND_HTTP_RESPONSE_BYTES);
+    }
+    link_call(call);
+    if (!choose_class(call, failure)) {
+        api_call_destroy(call);
+        return NULL;
+    }
+    return call;
+}
+
+void api_call_destroy(struct api_call *call) {
+    struct api *api = call->visit.api;
+    for (uint32_t i = 0; i < call->choice_count; i++) {
+        struct api_choice *choice = &call->choices[i];
+        if (choice->id != 0) {
+            slot_give_back(api, choice);
+        }
+        api->prompt_tokens_held -= choice->tokens != NULL ? choice->prompt_count : 0;
+        memory_free(choice->tokens);
+        api_text_deinit(choice);
+        buf_deinit(&choice->text);
+        buf_deinit(&choice->scores);
+    }
+    if (call->prev != NULL) {
+        call->prev->next = call->next;
+    } else {
+        api->calls = call->next;
+    }
+    if (call->next != NULL) {
+        call->next->prev = call->prev;
+    }
+    if (call->exchange != NULL) {
+        api->open_calls--;
+    }
+    INVARIANT(!call->dirty);
+    memory_free(call->bias);
+    buf_deinit(&call->chunk_head);
+    memory_free(call);
+}
+
+// ---- prompts -----------------------------------------------------------------------------------
+
+static bool judge_length(const struct api_call *call, const struct api_params *params,
+                         size_t token_count, uint32_t *output_max, struct api_failure *failure) {
+    struct api *api = call->visit.api;
+    uint32_t context = api->context_tokens;
+    const char *param = call->kind == API_CALL_KIND_CHAT ? "messages" : "prompt";
+    if (token_count + 1 > context) {
+        failure->prompt_tokens = token_count > UINT32_MAX ? UINT32_MAX : (uint32_t)token_count;
+        failure->context_tokens = context;
+        return api_fail(failure, API_CODE_CONTEXT_LENGTH, param,
+                        "This model's maximum context length is %u tokens. The prompt has %zu "
+                        "tokens; shorten it to at most %u.",
+                        context, token_count, context - 1);
+    }
+    uint32_t rest = context - (uint32_t)token_count;
+    uint32_t wanted = call->kind == API_CALL_KIND_CHAT ? rest : COMPLETIONS_MAX_TOKENS;
+    wanted = params->max_given ? params->max_tokens : wanted;
+    if (wanted > rest && params->max_given && api->config.strict_max_tokens) {
+        failure->prompt_tokens = (uint32_t)token_count;
+        failure->context_tokens = context;
+        return api_fail(failure, API_CODE_CONTEXT_LENGTH, "max_tokens",
+                        "This model's maximum context length is %u tokens. The prompt has %zu "
+                        "tokens and %u more were asked for.",
+                        context, token_count, wanted);
+    }
+    *output_max = wanted < rest ? wanted : rest;
+    return true;
+}
+
+static bool set_tokens(struct api_choice *choice, const uint32_t *tokens, size_t token_count,
+                       uint32_t output_max) {
+    struct api *api = choice->call->visit.api;
+    size_t capacity = token_count + output_max;
+    choice->tokens = memory_alloc(capacity * sizeof *choice->tokens);
+    if (choice->tokens == NULL) {
+        return false;
+    }
+    for (size_t i = 0; i < token_count; i++) {
+        choice->tokens[i] = (int32_t)tokens[i];
+    }
+    choice->prompt_count = (uint32_t)token_count;
+    choice->output_max = output_max;
+    api->prompt_tokens_held += choice->prompt_count;
+    return true;
+}
+
+bool api_call_set_prompt(struct api_call *call, const struct api_params *params,
+                         uint32_t prompt_index, const uint32_t *tokens, size_t token_count,
+                         struct api_failure *failure) {
+    struct api *api = call->visit.api;
+    const char *param = call->kind == API_CALL_KIND_CHAT ? "messages" : "prompt";
+    if (token_count == 0) {
+        return api_fail(failure, API_CODE_INVALID_VALUE, param, "'%s' has no tokens.", param);
+    }
+    size_t keep =
+        params->truncate_tokens == UINT32_MAX ? api->context_tokens - 1 : params->truncate_tokens;
+    if (keep > 0 && token_count > keep) {
+        tokens += token_count - keep;
+        token_count = keep;
+    }
+    uint32_t output_max = 0;
+    if (!judge_length(call, params, token_count, &output_max, failure)) {
+        return false;
+    }
+    uint64_t held = api->prompt_tokens_held + (uint64_t)token_count * params->choice_count;
+    if (held > BOUND_PROMPT_TOKENS_HELD) {
+        api_fail(failure, API_CODE_QUEUE_FULL, NULL, "Too many prompt tokens wait already.");
+        failure->retry_after_ms = RETRY_MS;
+        return false;
+    }
+    call->prompt_tokens += token_count;
+    for (uint32_t i = 0; i < params->choice_count; i++) {
+        struct api_choice *choice = &call->choices[prompt_index * params->choice_count + i];
+        choice->first_of_prompt = i == 0;
+        if (!set_tokens(choice, tokens, token_count, output_max) ||
+            !api_text_begin(choice, params)) {
+            return api_fail(failure, API_CODE_UNAVAILABLE, NULL,
+                            "There is no memory for this request.");
+        }
+    }
+    return true;
+}
+
+// ---- submitting --------------------------------------------------------------------------------
+
+// Marks the call for api_turn_end.
+static void touch(struct api_call *call) {
+    struct api *api = call->visit.api;
+    if (!call->dirty) {
+        call->dirty = true;
+        call->next_dirty = NULL;
+        *api->dirty_end = call;
+        api->dirty_end = &call->next_dirty;
+    }
+}
+
+static void finish_choice(struct api_choice *choice, const char *reason) {
+    INVARIANT(!choice->finished);
+    choice->finished = true;
+    choice->finish_reason = reason;
+    choice->call->unfinished_count--;
+    choice->dirty = true;
+    touch(choice->call);
+}
+
+// The draw of choice i of a request with a seed depends on (seed, i); without one, choices of
+// different prompts must differ too.
+static uint32_t draw_stream(const struct api_choice *choice, uint32_t per_prompt, bool seeded) {
+    return seeded ? choice->index % per_prompt : choice->index;
+}
+
+static bool submit_choice(struct api_choice *choice, uint32_t stream, struct api_failure *failure) {
+    struct api_call *call = choice->call;
+    struct api *api = call->visit.api;
+    if (!slot_take(api, choice)) {
+        return api_fail(failure, API_CODE_UNAVAILABLE, NULL,
+                        "There is no memory for this request.");
+    }
+    struct core_request request = {
+        .id = {choice->id},
+        .class_ = call->class_,
+        .tokens = choice->tokens,
+        .token_capacity = choice->prompt_count + choice->output_max,
+        .prompt_count = choice->prompt_count,
+        .output_max = choice->output_max,
+        .sampling = call->sampling,
+    };
+    request.sampling.stream = stream;
+    if (request.sampling.min_tokens > choice->output_max) {
+        request.sampling.min_tokens = choice->output_max;    // the limit was lowered
+    }
+    enum status status = api->config.submit(api->config.ctx, &request);
+    if (status == STATUS_OK) {
+        return true;
+    }
+    slot_give_back(api, choice);
+    api_fail(failure, status == STATUS_BUSY ? API_CODE_QUEUE_FULL : API_CODE_UNAVAILABLE, NULL,
+             status == STATUS_BUSY ? "Too many requests wait already."
+                                   : "The request cannot be taken now.");
+    failure->retry_after_ms = RETRY_MS;
+    return false;
+}
+
+void api_call_submit(struct api_call *call) {
+    struct api *api = call->visit.api;
+    struct api_failure failure = {0};
+    uint32_t prompts = 0;
+    for (uint32_t i = 0; i < call->choice_count; i++) {
+        prompts += call->choices[i].first_of_prompt ? 1 : 0;
+    }
+    uint32_t per_prompt = call->choice_count / prompts;
+    call->unfinished_count = call->choice_count;
+    call->exchange->user = call;
+    if (call->stream) {
+        api_render_chunk_head(call);
+        call->exchange->alarm_us = call->visit.now_us + api->config.head_delay_us;
+    }
+    for (uint32_t i = 0; i < call->choice_count; i++) {
+        struct api_choice *choice = &call->choices[i];
+        if (choice->output_max == 0 && !call->sampling.want_prompt_logprobs) {
+            finish_choice(choice, "length");    // an echo needs no engine
+            continue;
+        }
+        uint32_t stream = draw_stream(choice, per_prompt, call->seed_given);
+        if (!submit_choice(choice, stream, &failure)) {
+            api_call_fail(call, &failure);
+            return;
+        }
+    }
+}
+
+void api_generate(struct api_visit *visit, api_prepare_fn prepare) {
+    struct api_failure failure = {0};
+    struct api_call *call = NULL;
+    struct json_doc *doc = NULL;
+    if (api_can_serve(visit->api, &failure)) {
+        doc = api_parse_body(visit, &failure);
+    }
+    if (doc != NULL) {
+        call = prepare(visit, json_root(doc), &failure);
+        json_destroy(doc);
+    }
+    if (call != NULL) {
+        api_call_submit(call);
+    } else {
+        api_answer_failure(visit, &failure);
+    }
+}
+
+// ---- ends --------------------------------------------------------------------------------------
+
+static void cancel_rest(struct api_call *call) {
+    struct api *api = call->visit.api;
+    for (uint32_t i = 0; i < call->choice_count; i++) {
+        if (call->choices[i].id != 0) {
+            api->config.cancel(api->config.ctx, (struct request_id){call->choices[i].id});
+        }
+    }
+}
+
+void api_call_let_go(struct api_call *call) {
+    INVARIANT(call->exchange != NULL);
+    call->exchange->user = NULL;
+    call->exchange = NULL;
+    call->visit.exchange = NULL;
+    call->visit.api->open_calls--;
+    touch(call);
+}
+
+void api_call_log(struct api_call *call, int status, const char *finish) {
+    struct api_access access = {.status = status,
+                                .finish = finish,
+                                .model = call->visit.api->model->names[0],
+                                .prompt_tokens = (uint32_t)call->prompt_tokens};
+    for (uint32_t i = 0; i < call->choice_count; i++) {
+        const struct api_choice *choice = &call->choices[i];
+        access.output_tokens += choice->output_count;
+        if (choice->first_us > call->exchange->arrived_us && access.ttft_us == 0) {
+            access.ttft_us = choice->first_us - call->exchange->arrived_us;
+        }
+    }
+    api_log_access(&call->visit, &access);
+}
+
+void api_call_answer(struct api_call *call, const struct buf *body) {
+    struct buf *fields = &call->visit.api->fields;
+    api_begin_fields(&call->visit);
+    buf_append_str(fields, "openai-processing-ms: ");
+    buf_append_u64(fields, (call->visit.now_us - call->exchange->arrived_us) / 1000);
+    buf_append_str(fields, "\r\n");
+    const struct http_response response = {.status = 200,
+                                           .content_type = "application/json",
+                                           .fields = fields,
+                                           .body = (const char *)body->data,
+                                           .body_bytes = body->bytes_used};
+    api_call_log(call, response.status, call->choices[0].finish_reason);
+    http_exchange_respond(call->exchange, &response);
+    api_call_let_go(call);
+}
+
+void api_call_fail(struct api_call *call, const struct api_failure *failure) {
+    struct http_exchange *exchange = call->exchange;
+    if (exchange == NULL) {
+        return;
+    }
+    if (exchange->phase == HTTP_EXCHANGE_PHASE_OPEN) {
+        api_answer_failure(&call->visit, failure);
+    } else {
+        // The head is out: the error travels in the stream, which then never looks finished.
+        struct buf *out = http_exchange_payload(exchange);
+        buf_append_str(out, "data: ");
+        api_failure_write(failure, out);
+        buf_append_str(out, "\n\n");
+        api_call_log(call, exchange->status, api_code_name(failure->code));
+        http_exchange_break(exchange);
+    }
+    cancel_rest(call);
+    api_call_let_go(call);
+}
+
+void api_call_gone(struct api_call *call, enum http_gone_reason reason, uint64_t now_us) {
+    call->visit.now_us = now_us;
+    call->visit.probe = call->kind == API_CALL_KIND_CANARY;
+    api_call_log(call, 499, reason == HTTP_GONE_REASON_SLOW ? "slow_client" : "client_abort");
+    cancel_rest(call);
+    api_call_let_go(call);
+}
+
+void api_call_alarm(struct api_call *call, uint64_t now_us) {
+    call->visit.now_us = now_us;
+    struct http_exchange *exchange = call->exchange;
+    if (call->kind == API_CALL_KIND_CANARY) {
+        struct api_failure failure = {0};
+        api_fail(&failure, API_CODE_UNAVAILABLE, NULL, "No token came out in time.");
+        api_call_fail(call, &failure);
+        return;
+    }
+    if (exchange->phase == HTTP_EXCHANGE_PHASE_OPEN) {
+        api_render_stream_head(call);    // clients give up on silent servers
+    } else {
+        // Not a comment line: a common benchmark client loses the event behind one.
+        buf_append_str(http_exchange_payload(exchange), "\n\n");
+    }
+    exchange->alarm_us = call->keepalive_us > 0 ? now_us + call->keepalive_us : 0;
+}
+
+// ---- the core's actions ------------------------------------------------------------------------
+
+static void observe_token(struct api_choice *choice, uint64_t now_us) {
+    struct api_call *call = choice->call;
+    struct stats *stats = call->visit.api->config.stats;
+    choice->output_count++;
+    if (choice->output_count == 1) {
+        choice->first_us = now_us;
+    }
+    if (stats != NULL && call->kind != API_CALL_KIND_CANARY) {
+        uint64_t arrived_us = call->exchange->arrived_us;
+        if (choice->output_count == 1) {
+            stats_ttft(stats, call->class_, now_us - arrived_us);
+        } else {
+            stats_itl(stats, call->class_, now_us - choice->last_us);
+        }
+    }
+    choice->last_us = now_us;
+}
+
+// Which of the stop tokens it was: the model's own end is no "stop that fired".
+static void note_stop_token(struct api_choice *choice, int32_t token) {
+    const struct sampling_params *sampling = &choice->call->sampling;
+    for (uint32_t i = choice->call->eos_count; i < sampling->stop_token_count; i++) {
+        if (sampling->stop_tokens[i] == token) {
+            choice->stop_kind = API_STOP_KIND_TOKEN;
+            choice->stop_index = (uint32_t)token;
+        }
+    }
+    for (uint32_t i = 0; i < choice->call->eos_count; i++) {
+        if (sampling->stop_tokens[i] == token) {
+            choice->stop_kind = API_STOP_KIND_NONE;
+        }
+    }
+}
+
+static void on_token(struct api_choice *choice, const struct core_action *action, uint64_t now_us) {
+    struct api_call *call = choice->call;
+    struct api *api = call->visit.api;
+    const struct result_row *row = action->token.row;
+    if (call->exchange == NULL || choice->finished) {
+        return;    // nobody waits for it any more
+    }
+    call->visit.now_us = now_us;
+    if (row->is_prompt) {
+        api_text_score_prompt(choice, row);
+        return;
+    }
+    observe_token(choice, now_us);
+    if (action->token.is_stop_token) {
+        note_stop_token(choice, row->token);
+    }
+    bool matched = api_text_token(choice, row, action->token.is_stop_token);
+    choice->dirty = true;
+    touch(call);
+    if (matched) {
+        finish_choice(choice, "stop");
+        api->config.stop(api->config.ctx, (struct request_id){choice->id});
+    }
+}
+
+static void fail_by_reason(struct api_call *call, enum finish_reason reason) {
+    struct api_failure failure = {0};
+    switch (reason) {
+    case FINISH_REASON_FAULT:
+        api_fail(&failure, API_CODE_INSTANCE_LOST, NULL,
+                 "The worker that computed this request was lost.");
+        break;
+    case FINISH_REASON_SHUTDOWN:
+        api_fail(&failure, API_CODE_DRAINING, NULL, "The server is shutting down.");
+        break;
+    default:
+        api_fail(&failure, API_CODE_UNAVAILABLE, NULL, "The request was ended by the operator.");
+        break;
+    }
+    failure.retry_after_ms = RETRY_MS;
+    api_call_fail(call, &failure);
+}
+
+static void observe_end(const struct api_choice *choice, uint64_t now_us) {
+    const struct api_call *call = choice->call;
+    struct stats *stats = call->visit.api->config.stats;
+    if (stats == NULL || call->exchange == NULL || choice->output_count == 0 ||
+        call->kind == API_CALL_KIND_CANARY) {
+        return;
+    }
+    uint64_t arrived_us = call->exchange->arrived_us;
+    const struct stats_sequence sequence = {.class_ = call->class_,
+                                            .prompt_tokens = choice->prompt_count,
+                                            .output_tokens = choice->output_count,
+                                            .ttft_us = choice->first_us - arrived_us,
+                                            .e2e_us = now_us - arrived_us};
+    stats_sequence_done(stats, &sequence);
+}
+
+static void on_finished(struct api_choice *choice, enum finish_reason reason, uint64_t now_us) {
+    struct api_call *call = choice->call;
+    slot_give_back(call->visit.api, choice);
+    call->visit.now_us = now_us;
+    observe_end(choice, now_us);
+    if (call->exchange != NULL && !choice->finished) {
+        if (reason == FINISH_REASON_STOP || reason == FINISH_REASON_LENGTH) {
+            api_text_end(choice);
+            finish_choice(choice, reason == FINISH_REASON_STOP ? "stop" : "length");
+        } else {
+            fail_by_reason(call, reason);
+        }
+    }
+    touch(call);    // it may be time to free it
+}
+
+static void on_rejected(struct api_choice *choice, const struct core_action *action,
+                        uint64_t now_us) {
+    struct api_call *call = choice->call;
+    struct api_failure failure = {0};
+    slot_give_back(call->visit.api, choice);
+    call->visit.now_us = now_us;
+    switch (action->rejected.reason) {
+    case REJECT_REASON_QUEUE_FULL:
+        api_fail(&failure, API_CODE_QUEUE_FULL, NULL, "Too many requests wait already.");
+        break;
+    case REJECT_REASON_TOO_LARGE:
+        api_fail(&failure, API_CODE_TOO_LARGE, NULL,
+                 "The prompt and the tokens asked for exceed the whole KV cache.");
+        break;
+    case REJECT_REASON_DRAINING:
+        api_fail(&failure, API_CODE_DRAINING, NULL, "The server is shutting down.");
+        break;
+    default:
+        api_fail(&failure, API_CODE_UNAVAILABLE, NULL, "No worker is ready.");
+        break;
+    }
+    failure.retry_after_ms = action->rejected.retry_after_ms;
+    failure.retryable = failure.retryable && action->rejected.retry_after_ms > 0;
+    if (call->kind == API_CALL_KIND_CANARY && action->rejected.reason == REJECT_REASON_QUEUE_FULL) {
+        api_canary_answer(call, "queue_full");    // others are being served: alive
+    } else {
+        api_call_fail(call, &failure);
+    }
+    touch(call);
+}
+
+void api_on_action(struct api *api, const struct core_action *action, uint64_t now_us) {
+    struct api_choice *choice = NULL;
+    switch (action->kind) {
+    case CORE_ACTION_TOKEN:
+        choice = slot_find(api, action->token.id);
+        if (choice != NULL) {
+            on_token(choice, action, now_us);
+        }
+        break;
+    case CORE_ACTION_FINISHED:
+        choice = slot_find(api, action->finished.id);
+        if (choice != NULL) {
+            on_finished(choice, action->finished.reason, now_us);
+        }
+        break;
+    case CORE_ACTION_REJECTED:
+        choice = slot_find(api, action->rejected.id);
+        if (choice != NULL) {
+            on_rejected(choice, action, now_us);
+        }
+        break;
+    default:
+        break;
+    }
+}
+
+static void turn_call(struct api_call *call) {
+    if (call->exchange != NULL) {
+        if (call->kind == API_CALL_KIND_CANARY) {
+            if (call->unfinished_count == 0) {
+                api_canary_answer(call, NULL);
+            }
+        } else if (call->stream) {
+            api_render_events(call);
+        } else if (call->unfinished_count == 0) {
+            api_render_body(call);
+        }
+    }
+}
+
+void api_turn_end(struct api *api, uint64_t now_us) {
+    struct api_call *call;
+    while ((call = api->dirty) != NULL) {
+        api->dirty = call->next_dirty;
+        if (api->dirty == NULL) {
+            api->dirty_end = &api->dirty;
+        }
+        call->dirty = false;
+        call->visit.now_us = now_us;
+        turn_call(call);
+        if (call->exchange == NULL && call->live_count == 0 && !call->dirty) {
+            api_call_destroy(call);
+        }
+    }
+}

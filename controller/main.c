@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// tare-controller: parse options, build, run the loop, drain, exit.
+#include "common/clock.h"
+#include "common/config.h"
+#include "common/exit_code.h"
+#include "common/log.h"
+#include "controller/controller.h"
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+#include <uv.h>
+
+enum { TIMER_MS = 100 };
+
+struct app {
+    uv_loop_t loop;
+    uv_poll_t polls[CONTROLLER_FDS];
+    uv_prepare_t prepare;
+    uv_timer_t timer;
+    uv_signal_t signals[2];
+    uint64_t timer_due_us;
+    struct controller *controller;
+};
+
+// When the controller is done, every handle is closed and the loop ends by itself.
+static void close_if_done(struct app *app) {
+    int code;
+    if (!controller_done(app->controller, &code) || uv_is_closing((uv_handle_t *)&app->timer)) {
+        return;
+    }
+    for (int i = 0; i < CONTROLLER_FDS; i++) {
+        uv_close((uv_handle_t *)&app->polls[i], NULL);
+    }
+    for (int i = 0; i < 2; i++) {
+        uv_close((uv_handle_t *)&app->signals[i], NULL);
+    }
+    uv_close((uv_handle_t *)&app->prepare, NULL);
+    uv_close((uv_handle_t *)&app->timer, NULL);
+    uv_stop(&app->loop);
+}
+
+static void on_poll(uv_poll_t *poll, int status, int events) {
+    (void)status;
+    (void)events;
+    struct app *app = poll->data;
+    controller_turn(app->controller);
+}
+
+static void on_prepare(uv_prepare_t *prepare) {
+    struct app *app = prepare->data;
+    controller_turn(app->controller);
+    close_if_done(app);
+}
+
+static void on_timer(uv_timer_t *timer) {
+    struct app *app = timer->data;
+    uint64_t now_us = clock_monotonic_us();
+    uint64_t late_us = now_us > app->timer_due_us ? now_us - app->timer_due_us : 0;
+    app->timer_due_us = now_us + TIMER_MS * 1000;
+    controller_timer(app->controller, late_us);
+    close_if_done(app);
+}
+
+static void on_signal(uv_signal_t *handle, int signal) {
+    (void)signal;
+    struct app *app = handle->data;
+    controller_stop(app->controller);
+    close_if_done(app);
+}
+
+static void start_handles(struct app *app) {
+    for (uint32_t i = 0; i < CONTROLLER_FDS; i++) {
+        uv_poll_init(&app->loop, &app->polls[i], controller_fd(app->controller, i));
+        app->polls[i].data = app;
+        uv_poll_start(&app->polls[i], UV_READABLE, on_poll);
+    }
+    uv_prepare_init(&app->loop, &app->prepare);
+    app->prepare.data = app;
+    uv_prepare_start(&app->prepare, on_prepare);
+    uv_timer_init(&app->loop, &app->timer);
+    app->timer.data = app;
+    app->timer_due_us = clock_monotonic_us() + TIMER_MS * 1000;
+    uv_timer_start(&app->timer, on_timer, TIMER_MS, TIMER_MS);
+    static const int numbers[2] = {SIGTERM, SIGINT};
+    for (int i = 0; i < 2; i++) {
+        uv_signal_init(&app->loop, &app->signals[i]);
+        app->signals[i].data = app;
+        uv_signal_start(&app->signals[i], on_signal, numbers[i]);
+    }
+}
+
+static int run(const struct config *config) {
+    struct app app = {0};
+    struct error err = {0};
+    uv_loop_init(&app.loop);
+    enum status status = controller_create(config, &app.loop, &app.controller, &err);
+    if (status != STATUS_OK) {
+        fprintf(stderr, "tare-controller: %s%s%s\n", err.message, err.hint[0] == '\0' ? "" : "; ",
+                err.hint);
+        int code = (int)exit_code_for(status);
+        // A port that is taken is a resource that does not fit.
+        return code == EXIT_CODE_OS ? EXIT_CODE_UNAVAILABLE : code;
+    }
+    start_handles(&app);
+    uv_run(&app.loop, UV_RUN_DEFAULT);
+    int code = EXIT_CODE_UNEXPECTED;
+    controller_done(app.controller, &code);
+    controller_destroy(app.controller);
+    // Closing callbacks of the last handles.
+    uv_run(&app.loop, UV_RUN_NOWAIT);
+    return code;
+}
+
+int main(int argc, char **argv) {
+    struct config_input input = {OPTION_PROGRAM_CONTROLLER, "tare-controller", argc, argv, environ};
+    struct config *config = NULL;
+    struct buf text;
+    struct error err = {0};
+    buf_init(&text, 256 * 1024);
+    enum status status = config_parse(&input, &config, &text, &err);
+    if (status != STATUS_OK) {
+        fprintf(stderr, "tare-controller: %s%s%s\n", err.message, err.hint[0] == '\0' ? "" : "; ",
+                err.hint);
+        buf_deinit(&text);
+        return EXIT_CODE_USAGE;
+    }
+    if (config == NULL) {
+        fputs(buf_cstr(&text), stdout);
+        buf_deinit(&text);
+        return EXIT_CODE_OK;
+    }
+    buf_deinit(&text);
+    config_hide_secrets(argc, argv);
+    enum log_level level = LOG_LEVEL_INFO;
+    enum log_format format = LOG_FORMAT_AUTO;
+    log_level_parse(config_string(config, OPTION_LOG_LEVEL), &level);
+    log_format_parse(config_string(config, OPTION_LOG_FORMAT), &format);
+    log_configure(level, format);
+    signal(SIGPIPE, SIG_IGN);
+    int code = run(config);
+    config_destroy(config);
+    return code;
+}
