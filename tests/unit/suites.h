@@ -46,7 +46,6 @@
     X("controller/http/api_stream", suite_api_stream)                                              \
     X("worker/step/batch", suite_batch)                                                            \
     X("worker/weights/safetensors", suite_safetensors)                                             \
-    X("controller/text/detokenizer", suite_detokenizer)                                            \
     X("controller/text/chat_template", suite_chat_template)
 
 #define X(name, function) Suite *function(void);

@@ -43,9 +43,9 @@ static void expect(const struct pretokenizer *pre, const char *text, const char 
 
 START_TEST(scanners_agree_with_their_patterns) {
     static const char *const alphabet[] = {
-        "a",      "B",          "s",      "'",      "'s",     "'LL",     "'Re",    " ",
-        "  ",     "\n",         "\r",     "\t",     "1",      "23",      ".",      "(",
-        "_",      "\u00e9",     "\u4e2d", "\u0301", "\u00bd", "\u00a0",  "\u3000", "\u2028",
+        "a",        "B",          "s",      "'",      "'s",     "'LL",     "'Re",    " ",
+        "  ",       "\n",         "\r",     "\t",     "1",      "23",      ".",      "(",
+        "_",        "\u00e9",     "\u4e2d", "\u0301", "\u00bd", "\u00a0",  "\u3000", "\u2028",
         "\xC2\x85", "\U0001f600", "\u0967", "\u200b", "\u017f", "'\u017f", "\x1c",   "\u0e34"};
     struct rng rng;
     rng_init(&rng, 7);
