@@ -14,7 +14,11 @@
 static const char *const served_names[] = {"tiny", "org/tiny:latest"};
 
 static const char template_source[] =
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('No bad roles.') }}{% endif "
+    "%}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if effort is defined %}{{ effort }}{% endif %}"
+    "{% if reasoning_effort is defined %}{{ reasoning_effort }}{{ enable_thinking }}{% endif %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 // ---- the recording core ------------------------------------------------------------------------

@@ -445,12 +445,19 @@ START_TEST(bad_messages_are_refused_by_path) {
         {"{\"messages\":[{\"role\":\"assistant\",\"content\":null,\"tool_calls\":7}]}",
          "invalid_type", "messages.0.tool_calls"},
         {"{" HI ",\"tools\":[{\"type\":\"function\"}]}", "unsupported_parameter", "tools"},
+        {"{" HI ",\"continue_final_message\":true,\"add_generation_prompt\":true}", "invalid_value",
+         "continue_final_message"},
+        {"{\"messages\":[{\"role\":\"bad\",\"content\":\"a\"}]}", "invalid_value", "messages"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         chat(rows[i].body);
         expect_failure(400, rows[i].code, rows[i].param);
     }
     ck_assert_uint_eq(f->submit_count, 0);
+    chat("{\"messages\":[{\"role\":\"bad\",\"content\":\"a\"}]}");
+    struct json_doc *doc = api_fixture_json(&f->client);
+    ck_assert_str_eq(json_walk_text(json_root(doc), "error.message"), "No bad roles.");
+    json_destroy(doc);
 }
 END_TEST
 
@@ -480,6 +487,14 @@ START_TEST(messages_are_rendered_and_encoded) {
          "{\"type\":\"input_text\",\"text\":\"b\"}]}]}",
          "<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"},
         {"{" HI ",\"add_generation_prompt\":false}", "<|im_start|>user\nhello<|im_end|>\n"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\","
+         "\"content\":\"He\"}],\"continue_final_message\":true}",
+         "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nHe"},
+        {"{" HI ",\"chat_template_kwargs\":{\"effort\":\"!\"},\"add_generation_prompt\":false}",
+         "<|im_start|>user\nhello<|im_end|>\n!"},
+        {"{" HI ",\"reasoning_effort\":\"none\",\"chat_template_kwargs\":{\"effort\":1},"
+         "\"add_generation_prompt\":false}",
+         "<|im_start|>user\nhello<|im_end|>\n1noneFalse"},
         {"{\"messages\":[{\"role\":\"custom\",\"content\":\"\"}]}",
          "<|im_start|>custom\n<|im_end|>\n<|im_start|>assistant\n"},
     };
