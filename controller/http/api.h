@@ -46,7 +46,6 @@ struct api_model {
     uint32_t name_count;
     const struct tokenizer *tokenizer;
     const struct chat_template *chat_template;    // NULL: the model cannot chat
-    const char *bos_text, *eos_text;              // as its templates use them; NULL: none
     struct api_sampling_defaults defaults;
     uint64_t created_unix_s;
 };

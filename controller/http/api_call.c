@@ -394,8 +394,11 @@ void api_generate(struct api_visit *visit, api_prepare_fn prepare) {
 
 // ---- ends --------------------------------------------------------------------------------------
 
+// In api_turn_end and not at once: by then a tick that refuses many sequences has refused them all,
+// and only those are cancelled that really run.
 static void cancel_rest(struct api_call *call) {
     struct api *api = call->visit.api;
+    call->cancel_wanted = false;
     for (uint32_t i = 0; i < call->choice_count; i++) {
         if (call->choices[i].id != 0) {
             api->config.cancel(api->config.ctx, (struct request_id){call->choices[i].id});
@@ -459,7 +462,7 @@ void api_call_fail(struct api_call *call, const struct api_failure *failure) {
         api_call_log(call, exchange->status, api_code_name(failure->code));
         http_exchange_break(exchange);
     }
-    cancel_rest(call);
+    call->cancel_wanted = true;
     api_call_let_go(call);
 }
 
@@ -467,7 +470,7 @@ void api_call_gone(struct api_call *call, enum http_gone_reason reason, uint64_t
     call->visit.now_us = now_us;
     call->visit.probe = call->kind == API_CALL_KIND_CANARY;
     api_call_log(call, 499, reason == HTTP_GONE_REASON_SLOW ? "slow_client" : "client_abort");
-    cancel_rest(call);
+    call->cancel_wanted = true;
     api_call_let_go(call);
 }
 
@@ -681,6 +684,9 @@ void api_turn_end(struct api *api, uint64_t now_us) {
         call->dirty = false;
         call->visit.now_us = now_us;
         turn_call(call);
+        if (call->cancel_wanted) {
+            cancel_rest(call);
+        }
         if (call->exchange == NULL && call->live_count == 0 && !call->dirty) {
             api_call_destroy(call);
         }

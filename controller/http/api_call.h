@@ -55,6 +55,7 @@ struct api_call {
     struct api_call *prev, *next;
     struct api_call *next_dirty;
     bool dirty;
+    bool cancel_wanted;    // its sequences are of no use any more
     enum api_call_kind kind;
     char body_id[API_BODY_ID_BYTES];
     uint64_t created_unix_s;

@@ -174,11 +174,12 @@ bool api_render_chat(struct api *api, const struct json *body, struct buf *out,
         return api_fail(failure, API_CODE_INVALID_TYPE, "chat_template_kwargs",
                         "'chat_template_kwargs' must be an object.");
     }
-    struct chat_template_input input = {.messages = json_get(body, "messages"),
-                                        .kwargs = json_absent(kwargs) ? NULL : kwargs,
-                                        .bos_token = api->model->bos_text,
-                                        .eos_token = api->model->eos_text,
-                                        .now_unix_s = (int64_t)clock_unix_s()};
+    struct chat_template_input input = {
+        .messages = json_get(body, "messages"),
+        .kwargs = json_absent(kwargs) ? NULL : kwargs,
+        .bos_token = api->bos_text[0] != '\0' ? api->bos_text : NULL,
+        .eos_token = api->eos_text[0] != '\0' ? api->eos_text : NULL,
+        .now_unix_s = (int64_t)clock_unix_s()};
     bool fine = check_messages(body, failure) && choose_end(body, &input, failure) &&
                 api_field_text(body, "reasoning_effort", &effort, failure);
     if (fine && effort.text != NULL) {

@@ -10,6 +10,7 @@
 #include "controller/http/api_internal.h"
 
 #include "common/json.h"
+#include "controller/text/tokenizer.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -17,8 +18,30 @@ enum { LOADING_RETRY_MS = 2000, DRAINING_RETRY_MS = 5000 };
 
 // ---- state -------------------------------------------------------------------------------------
 
+// The text of a token as templates want it; "" when it is too long to be one.
+static void copy_token_text(const struct tokenizer *tokenizer, uint32_t token,
+                            char out[API_TOKEN_TEXT_BYTES]) {
+    size_t byte_count = 0;
+    const uint8_t *bytes = tokenizer_token_bytes(tokenizer, token, &byte_count);
+    if (bytes != NULL && byte_count < API_TOKEN_TEXT_BYTES) {
+        memcpy(out, bytes, byte_count);
+        out[byte_count] = '\0';
+    }
+}
+
 void api_set_model(struct api *api, const struct api_model *model) {
+    uint32_t bos = 0;
+    uint32_t eos_count = 0;
+    const uint32_t *eos = tokenizer_eos(model->tokenizer, &eos_count);
     api->model = model;
+    api->bos_text[0] = '\0';
+    api->eos_text[0] = '\0';
+    if (tokenizer_bos(model->tokenizer, &bos)) {
+        copy_token_text(model->tokenizer, bos, api->bos_text);
+    }
+    if (eos_count > 0) {
+        copy_token_text(model->tokenizer, eos[0], api->eos_text);
+    }
 }
 
 void api_on_progress(struct api *api, const struct message_progress *progress) {

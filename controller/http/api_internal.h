@@ -23,7 +23,8 @@ enum api_state {
 
 enum {
     API_REQUEST_ID_BYTES = 129,    // 128 and a NUL
-    API_BODY_ID_BYTES = 160,       // "chatcmpl-" + request id + "-" + serial
+    API_TOKEN_TEXT_BYTES = 256,
+    API_BODY_ID_BYTES = 160,    // "chatcmpl-" + request id + "-" + serial
 };
 
 // One request on its way to its answer. Points into the exchange's request, which lives as long.
@@ -56,6 +57,7 @@ struct api_slot {
 struct api {
     struct api_config config;
     const struct api_model *model;
+    char bos_text[API_TOKEN_TEXT_BYTES], eos_text[API_TOKEN_TEXT_BYTES];    // "" for none
 
     enum api_state state;
     bool draining, overdue;

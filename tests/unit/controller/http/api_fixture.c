@@ -16,6 +16,7 @@ static const char *const served_names[] = {"tiny", "org/tiny:latest"};
 static const char template_source[] =
     "{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('No bad roles.') }}{% endif "
     "%}"
+    "{% if m.role == 'ends' %}{{ bos_token }}{{ eos_token }}{% endif %}"
     "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if effort is defined %}{{ effort }}{% endif %}"
     "{% if reasoning_effort is defined %}{{ reasoning_effort }}{{ enable_thinking }}{% endif %}"
@@ -75,6 +76,7 @@ void api_fixture_init(struct api_fixture *fixture, void (*configure)(struct api_
     struct error err = {0};
     fixture->now_us = 1000000;
     fixture->tokenizer = tiny_tokenizer();
+    ck_assert_int_eq(tokenizer_set_bos(fixture->tokenizer, TOKEN_BOS, &err), STATUS_OK);
     ck_assert_msg(chat_template_compile(template_source, sizeof template_source - 1,
                                         &fixture->chat_template, &err) == STATUS_OK,
                   "%s", err.message);

@@ -490,6 +490,8 @@ START_TEST(messages_are_rendered_and_encoded) {
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\","
          "\"content\":\"He\"}],\"continue_final_message\":true}",
          "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nHe"},
+        {"{\"messages\":[{\"role\":\"ends\",\"content\":\"\"}],\"add_generation_prompt\":false}",
+         "<|bos|><|end|><|im_start|>ends\n<|im_end|>\n"},
         {"{" HI ",\"chat_template_kwargs\":{\"effort\":\"!\"},\"add_generation_prompt\":false}",
          "<|im_start|>user\nhello<|im_end|>\n!"},
         {"{" HI ",\"reasoning_effort\":\"none\",\"chat_template_kwargs\":{\"effort\":1},"
@@ -502,7 +504,7 @@ START_TEST(messages_are_rendered_and_encoded) {
         chat(rows[i].body);
         ck_assert_str_eq(prompt_text(i), rows[i].prompt);
         // Control tokens of the template are tokens, not text.
-        ck_assert_int_eq(f->submits[i].tokens[0], TOKEN_IM_START);
+        ck_assert_int_ge(f->submits[i].tokens[0], TOKEN_BOS);
         api_fixture_finish(f, i, FINISH_REASON_LENGTH);
         api_fixture_turn(f);
     }
