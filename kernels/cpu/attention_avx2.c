@@ -41,6 +41,12 @@ AVX2_INLINE __m256 load8(enum dtype dtype, const uint8_t *base, size_t element) 
     return _mm256_loadu_ps((const float *)(const void *)(base + 4 * element));
 }
 
+// Blocks have 6, 3, 2 or 1 queries: the sizes there is code for.
+static uint32_t block_size(const struct chunk *chunk, uint32_t first) {
+    uint32_t left = chunk->query_count - first;
+    return left >= QUERIES ? QUERIES : left >= 3 ? 3 : left;
+}
+
 static struct block block_at(const struct chunk *chunk, uint32_t first, uint32_t count) {
     struct block block = {.p = chunk->p + (size_t)first * ATTENTION_CHUNK};
     for (uint32_t i = 0; i < count; i++) {
@@ -79,21 +85,16 @@ AVX2_INLINE void score_span(enum dtype dtype, const uint8_t *key, const struct b
     }
 }
 
-#define SCORE_CASE(n)                                                                              \
-    case n:                                                                                        \
-        score_span(dtype, key, block, span, n, head_dim, scale);                                   \
-        return;
-
 AVX2_INLINE void score_queries(enum dtype dtype, const uint8_t *key, const struct block *block,
                                uint32_t span, uint32_t queries, uint32_t head_dim, float scale) {
-    switch (queries) {
-        SCORE_CASE(1)
-        SCORE_CASE(2)
-        SCORE_CASE(3)
-        SCORE_CASE(4)
-        SCORE_CASE(5)
-    default:
+    if (queries == 6) {
         score_span(dtype, key, block, span, 6, head_dim, scale);
+    } else if (queries == 3) {
+        score_span(dtype, key, block, span, 3, head_dim, scale);
+    } else if (queries == 2) {
+        score_span(dtype, key, block, span, 2, head_dim, scale);
+    } else {
+        score_span(dtype, key, block, span, 1, head_dim, scale);
     }
 }
 
@@ -123,9 +124,9 @@ static void scores(const struct chunk *chunk, bool halves) {
             key = (const uint8_t *)chunk->key_copy;
             as_halves = false;
         }
-        for (uint32_t first = 0; first < chunk->query_count; first += QUERIES) {
-            uint32_t left = chunk->query_count - first;
-            uint32_t count = left < QUERIES ? left : QUERIES;
+        uint32_t count = 0;
+        for (uint32_t first = 0; first < chunk->query_count; first += count) {
+            count = block_size(chunk, first);
             struct block block = block_at(chunk, first, count);
             if (block.limit[count - 1] <= KV_SPAN * s) {
                 continue;    // causal: nobody here sees this span
@@ -243,28 +244,17 @@ AVX2_INLINE void weigh(enum dtype dtype, const struct rows *rows, const struct b
     }
 }
 
-#define WEIGH_CASE(n, vectors)                                                                     \
-    case n:                                                                                        \
-        weigh(dtype, rows, block, n, vectors, out);                                                \
-        return;
-
-// `vectors` of 8 dimensions at once: 4 for up to three queries, 2 or 1 for any.
+// `vectors` of 8 dimensions at once: 4 for up to three queries, 2 for any, 1 for one.
 AVX2_INLINE void weigh_queries(enum dtype dtype, const struct rows *rows, const struct block *block,
                                uint32_t queries, int vectors, float *const *out) {
-    switch (queries) {
-        WEIGH_CASE(1, vectors)
-        WEIGH_CASE(2, vectors)
-        WEIGH_CASE(3, vectors)
-    default:
-        break;
-    }
-    if (vectors < 4) {
-        switch (queries) {
-            WEIGH_CASE(4, vectors)
-            WEIGH_CASE(5, vectors)
-        default:
-            weigh(dtype, rows, block, 6, vectors, out);
-        }
+    if (vectors == 1 || queries == 1) {
+        weigh(dtype, rows, block, 1, vectors, out);
+    } else if (queries == 2) {
+        weigh(dtype, rows, block, 2, vectors, out);
+    } else if (queries == 3) {
+        weigh(dtype, rows, block, 3, vectors, out);
+    } else if (vectors == 2) {
+        weigh(dtype, rows, block, 6, 2, out);
     }
 }
 
@@ -298,8 +288,12 @@ static void weigh_range(bool halves, struct rows rows, const struct block *block
             width = 16;
             (halves ? weigh_f16_2 : weigh_f32_2)(&at, block, queries, out);
         } else {
-            width = 8;
-            (halves ? weigh_f16_1 : weigh_f32_1)(&at, block, queries, out);
+            width = 8;    // the end of a head that is no multiple of 16
+            for (uint32_t i = 0; i < queries; i++) {
+                struct block one = {.p = block->p + (size_t)i * ATTENTION_CHUNK};
+                one.limit[0] = block->limit[i];
+                (halves ? weigh_f16_1 : weigh_f32_1)(&at, &one, 1, &out[i]);
+            }
         }
     }
 }
@@ -317,24 +311,25 @@ static void convert_values(const struct chunk *chunk) {
     }
 }
 
-static void weigh_block(const struct chunk *chunk, bool halves, uint32_t first, uint32_t begin,
-                        uint32_t end, const struct rows *rows, const struct attention_part *out) {
-    uint32_t left = chunk->query_count - first;
-    uint32_t count = left < QUERIES ? left : QUERIES;
-    struct block block = block_at(chunk, first, count);
-    float *o[QUERIES];
-    for (uint32_t i = 0; i < count; i++) {
-        o[i] = out->o + (size_t)(first + i) * chunk->head_dim;
+// Dimensions [begin, end) of all queries.
+static void weigh_all(const struct chunk *chunk, bool halves, uint32_t begin, uint32_t end,
+                      const struct rows *rows, const struct attention_part *out) {
+    uint32_t count = 0;
+    for (uint32_t first = 0; first < chunk->query_count; first += count) {
+        count = block_size(chunk, first);
+        struct block block = block_at(chunk, first, count);
+        float *o[QUERIES];
+        for (uint32_t i = 0; i < count; i++) {
+            o[i] = out->o + (size_t)(first + i) * chunk->head_dim;
+        }
+        weigh_range(halves, *rows, &block, count, begin, end, o);
     }
-    weigh_range(halves, *rows, &block, count, begin, end, o);
 }
 
 static void outputs(const struct chunk *chunk, bool halves, const struct attention_part *out) {
     if (!halves || chunk->query_count <= QUERIES) {
         struct rows rows = {.span = chunk->value, .row_elements = chunk->head_dim};
-        for (uint32_t first = 0; first < chunk->query_count; first += QUERIES) {
-            weigh_block(chunk, halves, first, 0, chunk->head_dim, &rows, out);
-        }
+        weigh_all(chunk, halves, 0, chunk->head_dim, &rows, out);
         return;
     }
     convert_values(chunk);
@@ -344,9 +339,7 @@ static void outputs(const struct chunk *chunk, bool halves, const struct attenti
         struct rows rows = {
             .span = &panel, .span_bytes = KV_SPAN * PANEL * sizeof(float), .row_elements = PANEL};
         uint32_t end = d + PANEL < chunk->head_dim ? d + PANEL : chunk->head_dim;
-        for (uint32_t first = 0; first < chunk->query_count; first += QUERIES) {
-            weigh_block(chunk, false, first, d, end, &rows, out);
-        }
+        weigh_all(chunk, false, d, end, &rows, out);
     }
 }
 

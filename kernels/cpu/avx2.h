@@ -25,13 +25,11 @@
 #endif
 
 // Full unrolling of loops whose bounds are constants after inlining: indices into arrays of vectors
-// must become register names.
-#if defined(__clang__)
-#ifdef TARE_SLOW_CHECKS
+// must become register names. Not in checked builds either.
+#if defined(TARE_SLOW_CHECKS)
 #define AVX2_UNROLL
-#else
+#elif defined(__clang__)
 #define AVX2_UNROLL _Pragma("clang loop unroll(full)")
-#endif
 #else
 #define AVX2_UNROLL _Pragma("GCC unroll 32")
 #endif

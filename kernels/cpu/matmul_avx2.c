@@ -4,8 +4,6 @@
 static void tile_avx2(const struct matmul_tile *tile) {
     if (pack_is_plain(tile->weight->dtype)) {
         matmul_plain_avx2(tile);
-    } else if (tile->row_end - tile->row_begin <= MATMUL_FEW_ROWS) {
-        matmul_direct_avx2(tile);
     } else {
         matmul_tiled_avx2(tile, &matmul_panel_kernels_avx2);
     }

@@ -14,12 +14,12 @@
 //   Owns nothing.  Thread any.  Allocates never.  Fails never.
 
 enum {
-    MATMUL_TILE_GROUPS = 4,    // most groups unpacked together (AVX2 takes 3)
-    MATMUL_TILE_BLOCKS =
-        24,    // most blocks unpacked at once: with 3 groups half a first-level cache
-    MATMUL_TILE_BYTES = MATMUL_TILE_GROUPS * MATMUL_TILE_BLOCKS * PACK_ROWS * PACK_BLOCK,
-    MATMUL_SCALE_FLOATS = MATMUL_TILE_GROUPS * MATMUL_TILE_BLOCKS * PACK_ROWS,
-    MATMUL_ACC_FLOATS = MATMUL_TILE_ROWS * MATMUL_TILE_GROUPS * PACK_ROWS,
+    MATMUL_PANEL_GROUPS = 6,    // most groups unpacked together
+    // Unpacked weights: half a first-level cache. 3 groups x 24 blocks, or 6 x 12.
+    MATMUL_PANEL_BLOCK_GROUPS = 72,
+    MATMUL_TILE_BYTES = MATMUL_PANEL_BLOCK_GROUPS * PACK_ROWS * PACK_BLOCK,
+    MATMUL_SCALE_FLOATS = MATMUL_PANEL_BLOCK_GROUPS * PACK_ROWS,
+    MATMUL_ACC_FLOATS = MATMUL_TILE_ROWS * MATMUL_PANEL_GROUPS * PACK_ROWS,
     MATMUL_SCRATCH_BYTES = MATMUL_TILE_BYTES + 4 * (2 * MATMUL_SCALE_FLOATS + MATMUL_ACC_FLOATS),
 };
 
@@ -47,7 +47,7 @@ extern const struct matmul_panel_kernels matmul_panel_kernels_avx2;
 
 void matmul_prepare_avx2(const struct op_matmul_args *args, uint32_t in_row,
                          const struct matmul_input *input, uint32_t out_row);
-void matmul_direct_avx2(const struct matmul_tile *tile);
+void matmul_direct_avx2(const struct matmul_tile *tile, uint32_t group);
 void matmul_tiled_avx2(const struct matmul_tile *tile, const struct matmul_panel_kernels *kernels);
 void matmul_plain_avx2(const struct matmul_tile *tile);
 

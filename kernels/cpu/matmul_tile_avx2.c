@@ -5,6 +5,8 @@
 #include "kernels/cpu/matmul_avx2.h"
 #include "kernels/cpu/quads_avx2.h"
 
+enum { GROUPS = PACK_STRIP, ROWS = 3 };
+
 // ---- unpacking ---------------------------------------------------------------------------------
 
 AVX2_INLINE void put(uint8_t *at, __m256i v) {
@@ -24,21 +26,11 @@ AVX2_INLINE void unpack_block(enum dtype dtype, struct pack_place place, uint32_
     if (dtype == DTYPE_Q8_0 || dtype == DTYPE_Q6_K) {
         w += 16 * step * block;
         AVX2_UNROLL
-        for (uint32_t k = 0; k < 4; k++) {
-            __m256i even[2], odd[2];
-            if (dtype == DTYPE_Q6_K) {
-                __m256i low, high;
-                quads_bytes(dtype, data, k, &low, &high);
-                quads_k6_words(low, quads_k6_scale(unit, b, 0), &even[0], &odd[0]);
-                quads_k6_words(high, quads_k6_scale(unit, b, 1), &even[1], &odd[1]);
-            } else {
-                quads_q8_words(data, k, &even[0], &odd[0]);
-                quads_q8_words(data, k + 4, &even[1], &odd[1]);
-            }
-            put(w + step * (2 * k), even[0]);
-            put(w + step * (2 * k + 1), odd[0]);
-            put(w + step * (2 * k + 8), even[1]);
-            put(w + step * (2 * k + 9), odd[1]);
+        for (uint32_t quad = 0; quad < 8; quad++) {
+            __m256i even, odd;
+            quads_words(dtype, unit, b, quad, &even, &odd);
+            put(w + step * (2 * quad), even);
+            put(w + step * (2 * quad + 1), odd);
         }
         return;
     }
@@ -99,20 +91,20 @@ AVX2_INLINE __m256i broadcast4(const void *at) {
 }
 
 // Quads [first, first + count) of one block: int16 sums of byte products.
-AVX2_INLINE void sum_bytes(const uint8_t *w, const int8_t *const *q, int groups, int rows,
-                           uint32_t first, uint32_t count, __m256i sum[3][3]) {
+AVX2_INLINE void sum_bytes(const uint8_t *w, const int8_t *const *q, int rows, uint32_t first,
+                           uint32_t count, __m256i sum[ROWS][GROUPS]) {
     AVX2_UNROLL
     for (uint32_t k = first; k < first + count; k++) {
-        __m256i v[3];
+        __m256i v[GROUPS];
         AVX2_UNROLL
-        for (int g = 0; g < groups; g++) {
-            v[g] = _mm256_load_si256((const __m256i *)w + k * (uint32_t)groups + (uint32_t)g);
+        for (int g = 0; g < GROUPS; g++) {
+            v[g] = _mm256_load_si256((const __m256i *)w + k * GROUPS + (uint32_t)g);
         }
         AVX2_UNROLL
         for (int r = 0; r < rows; r++) {
             __m256i x = broadcast4(q[r] + 4 * k);
             AVX2_UNROLL
-            for (int g = 0; g < groups; g++) {
+            for (int g = 0; g < GROUPS; g++) {
                 __m256i p = _mm256_maddubs_epi16(v[g], x);
                 sum[r][g] = k == first ? p : _mm256_add_epi16(sum[r][g], p);
                 AVX2_KEEP_ORDER(sum[r][g]);
@@ -122,13 +114,13 @@ AVX2_INLINE void sum_bytes(const uint8_t *w, const int8_t *const *q, int groups,
 }
 
 AVX2_INLINE void rows_min(const struct matmul_tile *tile, const struct matmul_panel *panel,
-                          uint32_t row, bool five, int groups, int rows) {
+                          uint32_t row, bool five, int rows) {
     const struct matmul_input *input = tile->input;
     const __m256i ones = _mm256_set1_epi16(1);
-    const int8_t *q[3];
-    const float *input_scale[3], *input_sum[3];
-    __m256 acc[3][3];
-    float *acc_at = panel->acc + (size_t)(row - tile->row_begin) * (uint32_t)groups * PACK_ROWS;
+    const int8_t *q[ROWS];
+    const float *input_scale[ROWS], *input_sum[ROWS];
+    __m256 acc[ROWS][GROUPS];
+    float *acc_at = panel->acc + (size_t)(row - tile->row_begin) * GROUPS * PACK_ROWS;
     AVX2_UNROLL
     for (int r = 0; r < rows; r++) {
         size_t at = row + (uint32_t)r;
@@ -136,32 +128,32 @@ AVX2_INLINE void rows_min(const struct matmul_tile *tile, const struct matmul_pa
         input_scale[r] = input->scale + at * input->block_count + panel->block_begin;
         input_sum[r] = input->sum + at * input->block_count + panel->block_begin;
         AVX2_UNROLL
-        for (int g = 0; g < groups; g++) {
-            acc[r][g] = _mm256_load_ps(acc_at + (r * groups + g) * PACK_ROWS);
+        for (int g = 0; g < GROUPS; g++) {
+            acc[r][g] = _mm256_load_ps(acc_at + (r * GROUPS + g) * PACK_ROWS);
         }
     }
     const uint8_t *w = panel->w;
     const float *scale = panel->scale;
     const float *min = panel->min;
     for (uint32_t b = 0; b < panel->block_count; b++) {
-        __m256i sum[3][3], wide[3][3];
-        sum_bytes(w, q, groups, rows, 0, five ? 4 : 8, sum);
+        __m256i sum[ROWS][GROUPS], wide[ROWS][GROUPS];
+        sum_bytes(w, q, rows, 0, five ? 4 : 8, sum);
         if (five) {
             AVX2_UNROLL
             for (int r = 0; r < rows; r++) {
                 AVX2_UNROLL
-                for (int g = 0; g < groups; g++) {
+                for (int g = 0; g < GROUPS; g++) {
                     wide[r][g] = _mm256_madd_epi16(sum[r][g], ones);
                 }
             }
-            sum_bytes(w, q, groups, rows, 4, 4, sum);
+            sum_bytes(w, q, rows, 4, 4, sum);
         }
         AVX2_UNROLL
         for (int r = 0; r < rows; r++) {
             __m256 dx = _mm256_broadcast_ss(input_scale[r] + b);
             __m256 sx = _mm256_broadcast_ss(input_sum[r] + b);
             AVX2_UNROLL
-            for (int g = 0; g < groups; g++) {
+            for (int g = 0; g < GROUPS; g++) {
                 __m256i dot = _mm256_madd_epi16(sum[r][g], ones);
                 dot = five ? _mm256_add_epi32(dot, wide[r][g]) : dot;
                 __m256 both = _mm256_mul_ps(_mm256_load_ps(scale + g * PACK_ROWS), dx);
@@ -170,52 +162,52 @@ AVX2_INLINE void rows_min(const struct matmul_tile *tile, const struct matmul_pa
             }
             q[r] += PACK_BLOCK;
         }
-        w += 8 * PACK_QUAD_BYTES * groups;
-        scale += groups * PACK_ROWS;
-        min += groups * PACK_ROWS;
+        w += 8 * PACK_QUAD_BYTES * GROUPS;
+        scale += GROUPS * PACK_ROWS;
+        min += GROUPS * PACK_ROWS;
     }
     AVX2_UNROLL
     for (int r = 0; r < rows; r++) {
         AVX2_UNROLL
-        for (int g = 0; g < groups; g++) {
-            _mm256_store_ps(acc_at + (r * groups + g) * PACK_ROWS, acc[r][g]);
+        for (int g = 0; g < GROUPS; g++) {
+            _mm256_store_ps(acc_at + (r * GROUPS + g) * PACK_ROWS, acc[r][g]);
         }
     }
 }
 
 AVX2_INLINE void rows_words(const struct matmul_tile *tile, const struct matmul_panel *panel,
-                            uint32_t row, int groups, int rows) {
+                            uint32_t row, int rows) {
     const struct matmul_input *input = tile->input;
-    const int16_t *q[3];
-    const float *input_scale[3];
-    __m256 acc[3][3];
-    float *acc_at = panel->acc + (size_t)(row - tile->row_begin) * (uint32_t)groups * PACK_ROWS;
+    const int16_t *q[ROWS];
+    const float *input_scale[ROWS];
+    __m256 acc[ROWS][GROUPS];
+    float *acc_at = panel->acc + (size_t)(row - tile->row_begin) * GROUPS * PACK_ROWS;
     AVX2_UNROLL
     for (int r = 0; r < rows; r++) {
         size_t at = row + (uint32_t)r;
         q[r] = input->q16 + at * input->cols + (size_t)PACK_BLOCK * panel->block_begin;
         input_scale[r] = input->scale + at * input->block_count + panel->block_begin;
         AVX2_UNROLL
-        for (int g = 0; g < groups; g++) {
-            acc[r][g] = _mm256_load_ps(acc_at + (r * groups + g) * PACK_ROWS);
+        for (int g = 0; g < GROUPS; g++) {
+            acc[r][g] = _mm256_load_ps(acc_at + (r * GROUPS + g) * PACK_ROWS);
         }
     }
     const __m256i *w = (const __m256i *)panel->w;
     const float *scale = panel->scale;
     for (uint32_t b = 0; b < panel->block_count; b++) {
-        __m256i sum[3][3];
+        __m256i sum[ROWS][GROUPS];
         AVX2_UNROLL
         for (int k = 0; k < 16; k++) {
-            __m256i v[3];
+            __m256i v[GROUPS];
             AVX2_UNROLL
-            for (int g = 0; g < groups; g++) {
-                v[g] = _mm256_load_si256(w + k * groups + g);
+            for (int g = 0; g < GROUPS; g++) {
+                v[g] = _mm256_load_si256(w + k * GROUPS + g);
             }
             AVX2_UNROLL
             for (int r = 0; r < rows; r++) {
                 __m256i x = broadcast4(q[r] + 2 * k);
                 AVX2_UNROLL
-                for (int g = 0; g < groups; g++) {
+                for (int g = 0; g < GROUPS; g++) {
                     __m256i p = _mm256_madd_epi16(v[g], x);
                     sum[r][g] = k == 0 ? p : _mm256_add_epi32(sum[r][g], p);
                     AVX2_KEEP_ORDER(sum[r][g]);
@@ -226,20 +218,20 @@ AVX2_INLINE void rows_words(const struct matmul_tile *tile, const struct matmul_
         for (int r = 0; r < rows; r++) {
             __m256 dx = _mm256_broadcast_ss(input_scale[r] + b);
             AVX2_UNROLL
-            for (int g = 0; g < groups; g++) {
+            for (int g = 0; g < GROUPS; g++) {
                 __m256 both = _mm256_mul_ps(_mm256_load_ps(scale + g * PACK_ROWS), dx);
                 acc[r][g] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum[r][g]), both, acc[r][g]);
             }
             q[r] += PACK_BLOCK;
         }
-        w += 16 * groups;
-        scale += groups * PACK_ROWS;
+        w += 16 * GROUPS;
+        scale += GROUPS * PACK_ROWS;
     }
     AVX2_UNROLL
     for (int r = 0; r < rows; r++) {
         AVX2_UNROLL
-        for (int g = 0; g < groups; g++) {
-            _mm256_store_ps(acc_at + (r * groups + g) * PACK_ROWS, acc[r][g]);
+        for (int g = 0; g < GROUPS; g++) {
+            _mm256_store_ps(acc_at + (r * GROUPS + g) * PACK_ROWS, acc[r][g]);
         }
     }
 }
@@ -260,60 +252,23 @@ AVX2_INLINE void rows_words(const struct matmul_tile *tile, const struct matmul_
         }                                                                                          \
     }
 
-#define PANEL_MIN(name, five, groups)                                                              \
-    static void name(const struct matmul_tile *tile, const struct matmul_panel *panel) {           \
-        EACH_ROWS(PANEL_MIN_CALL_##five##_##groups)                                                \
-    }
-#define PANEL_MIN_CALL_false_1(rows) rows_min(tile, panel, row, false, 1, rows)
-#define PANEL_MIN_CALL_false_2(rows) rows_min(tile, panel, row, false, 2, rows)
-#define PANEL_MIN_CALL_false_3(rows) rows_min(tile, panel, row, false, 3, rows)
-#define PANEL_MIN_CALL_true_1(rows) rows_min(tile, panel, row, true, 1, rows)
-#define PANEL_MIN_CALL_true_2(rows) rows_min(tile, panel, row, true, 2, rows)
-#define PANEL_MIN_CALL_true_3(rows) rows_min(tile, panel, row, true, 3, rows)
-PANEL_MIN(min4_1, false, 1)
-PANEL_MIN(min4_2, false, 2)
-PANEL_MIN(min4_3, false, 3)
-PANEL_MIN(min5_1, true, 1)
-PANEL_MIN(min5_2, true, 2)
-PANEL_MIN(min5_3, true, 3)
-
-#define PANEL_WORDS(name, groups)                                                                  \
-    static void name(const struct matmul_tile *tile, const struct matmul_panel *panel) {           \
-        EACH_ROWS(PANEL_WORDS_CALL_##groups)                                                       \
-    }
-#define PANEL_WORDS_CALL_1(rows) rows_words(tile, panel, row, 1, rows)
-#define PANEL_WORDS_CALL_2(rows) rows_words(tile, panel, row, 2, rows)
-#define PANEL_WORDS_CALL_3(rows) rows_words(tile, panel, row, 3, rows)
-PANEL_WORDS(words_1, 1)
-PANEL_WORDS(words_2, 2)
-PANEL_WORDS(words_3, 3)
-
-typedef void (*panel_fn)(const struct matmul_tile *tile, const struct matmul_panel *panel);
-
-static void by_groups(const struct matmul_tile *tile, const struct matmul_panel *panel,
-                      const panel_fn *fn) {
-    INVARIANT(panel->group_count >= 1);
-    INVARIANT(panel->group_count <= 3);
-    fn[panel->group_count - 1](tile, panel);
-}
-
 static void panel_min4(const struct matmul_tile *tile, const struct matmul_panel *panel) {
-    static const panel_fn fn[] = {min4_1, min4_2, min4_3};
-    by_groups(tile, panel, fn);
+#define ROWS_MIN4(rows) rows_min(tile, panel, row, false, rows)
+    EACH_ROWS(ROWS_MIN4)
 }
 
 static void panel_min5(const struct matmul_tile *tile, const struct matmul_panel *panel) {
-    static const panel_fn fn[] = {min5_1, min5_2, min5_3};
-    by_groups(tile, panel, fn);
+#define ROWS_MIN5(rows) rows_min(tile, panel, row, true, rows)
+    EACH_ROWS(ROWS_MIN5)
 }
 
 static void panel_words(const struct matmul_tile *tile, const struct matmul_panel *panel) {
-    static const panel_fn fn[] = {words_1, words_2, words_3};
-    by_groups(tile, panel, fn);
+#define ROWS_WORDS(rows) rows_words(tile, panel, row, rows)
+    EACH_ROWS(ROWS_WORDS)
 }
 
 const struct matmul_panel_kernels matmul_panel_kernels_avx2 = {
-    .group_count = 3,
+    .group_count = GROUPS,
     .min4 = panel_min4,
     .min5 = panel_min5,
     .words = panel_words,
@@ -321,18 +276,24 @@ const struct matmul_panel_kernels matmul_panel_kernels_avx2 = {
 
 // ---- tiles -------------------------------------------------------------------------------------
 
+// `present` groups of the panel exist; the others are zeros, whose sums nobody stores.
 static void run_panel(const struct matmul_tile *tile, struct matmul_panel *panel, uint32_t group,
-                      const struct matmul_panel_kernels *kernels) {
+                      uint32_t present, const struct matmul_panel_kernels *kernels) {
     const struct op_weight *weight = tile->weight;
     bool words = !pack_has_min(weight->dtype);
-    uint32_t most = words ? MATMUL_TILE_BLOCKS / 2 : MATMUL_TILE_BLOCKS;
+    uint32_t most = MATMUL_TILE_BYTES / (panel->group_count * PACK_ROWS * PACK_BLOCK);
+    most = words ? most / 2 : most;
     uint32_t rows = tile->row_end - tile->row_begin;
     memset(panel->acc, 0, (size_t)rows * panel->group_count * PACK_ROWS * sizeof(float));
+    if (present < panel->group_count) {
+        memset(panel->w, 0, MATMUL_TILE_BYTES);
+        memset(panel->scale, 0, 2 * MATMUL_SCALE_FLOATS * sizeof(float));
+    }
     uint32_t block_count = tile->input->block_count;
     for (uint32_t begin = 0; begin < block_count; begin += most) {
         panel->block_begin = begin;
         panel->block_count = block_count - begin < most ? block_count - begin : most;
-        for (uint32_t g = 0; g < panel->group_count; g++) {
+        for (uint32_t g = 0; g < present; g++) {
             unpack_group(weight->dtype, pack_place_of(weight, group + g), panel, g);
         }
         if (words) {
@@ -344,7 +305,7 @@ static void run_panel(const struct matmul_tile *tile, struct matmul_panel *panel
         }
     }
     for (uint32_t r = 0; r < rows; r++) {
-        for (uint32_t g = 0; g < panel->group_count; g++) {
+        for (uint32_t g = 0; g < present; g++) {
             matmul_store(tile, group + g, tile->row_begin + r,
                          panel->acc + ((size_t)r * panel->group_count + g) * PACK_ROWS);
         }
@@ -358,11 +319,19 @@ void matmul_tiled_avx2(const struct matmul_tile *tile, const struct matmul_panel
         .scale = floats,
         .min = floats + MATMUL_SCALE_FLOATS,
         .acc = floats + 2 * MATMUL_SCALE_FLOATS,
+        .group_count = kernels->group_count,
     };
-    for (uint32_t group = tile->group_begin; group < tile->group_end;
-         group += kernels->group_count) {
+    bool single = tile->row_end - tile->row_begin == 1;
+    uint32_t group = tile->group_begin;
+    while (group < tile->group_end) {
         uint32_t left = tile->group_end - group;
-        panel.group_count = left < kernels->group_count ? left : kernels->group_count;
-        run_panel(tile, &panel, group, kernels);
+        if (single && left >= PACK_STRIP) {
+            matmul_direct_avx2(tile, group);
+            group += PACK_STRIP;
+            continue;
+        }
+        uint32_t present = left < panel.group_count ? left : panel.group_count;
+        run_panel(tile, &panel, group, present, kernels);
+        group += present;
     }
 }

@@ -167,5 +167,18 @@ AVX2_INLINE void quads_q8_words(const uint8_t *data, uint32_t quad, __m256i *eve
     *odd = _mm256_srai_epi16(v, 8);
 }
 
+// One quad of Q8_0 or Q6_K as int16.
+AVX2_INLINE void quads_words(enum dtype dtype, const uint8_t *unit, uint32_t b, uint32_t quad,
+                             __m256i *even, __m256i *odd) {
+    const uint8_t *data = quads_data(dtype, unit, b);
+    if (dtype == DTYPE_Q8_0) {
+        quads_q8_words(data, quad, even, odd);
+        return;
+    }
+    __m256i low, high;
+    quads_bytes(dtype, data, quad % 4, &low, &high);
+    quads_k6_words(quad < 4 ? low : high, quads_k6_scale(unit, b, quad / 4), even, odd);
+}
+
 #endif
 #endif

@@ -300,6 +300,9 @@ static void run_case(const struct shape *shape, uint64_t seed) {
             continue;
         }
         for (int mode = 0; mode < 4; mode++) {
+            if (t == 0 && mode > 0 && mode < 3) {
+                continue;    // the plain table is slow, and random cuts cover these
+            }
             uint32_t first = w.fixture.buffer_count;
             uint32_t blocks = (uint32_t)16 << rng_below(&w.fixture.rng, 3);
             world_pool(&w, TABLES[t], blocks);
@@ -316,14 +319,14 @@ static void run_case(const struct shape *shape, uint64_t seed) {
 }
 
 static const struct shape SHAPES[] = {
-    {64, 9, 3, 16, DTYPE_F16, OP_ROPE_INTERLEAVED, false, 3, {300, 47, 1}},
-    {64, 9, 3, 32, DTYPE_F32, OP_ROPE_HALF, false, 2, {263, 40}},
-    {128, 8, 1, 64, DTYPE_F16, OP_ROPE_HALF, true, 2, {70, 257}},
+    {64, 6, 2, 16, DTYPE_F16, OP_ROPE_INTERLEAVED, false, 3, {262, 33, 1}},
+    {64, 3, 1, 32, DTYPE_F32, OP_ROPE_HALF, false, 2, {259, 40}},
+    {128, 8, 1, 64, DTYPE_F16, OP_ROPE_HALF, true, 2, {30, 57}},
     {16, 4, 4, 16, DTYPE_F32, OP_ROPE_HALF, true, 4, {5, 33, 100, 18}},
     {80, 3, 1, 32, DTYPE_F16, OP_ROPE_INTERLEAVED, false, 2, {91, 17}},
     {8, 5, 5, 16, DTYPE_F16, OP_ROPE_HALF, false, 1, {35}},
     {24, 50, 1, 16, DTYPE_F32, OP_ROPE_HALF, false, 1, {30}},
-    {64, 3, 1, 16, DTYPE_F16, OP_ROPE_HALF, false, 1, {800}},
+    {16, 2, 1, 16, DTYPE_F16, OP_ROPE_HALF, false, 1, {1040}},
 };
 enum { SHAPE_COUNT = sizeof SHAPES / sizeof *SHAPES };
 
@@ -340,13 +343,13 @@ START_TEST(an_overflowing_value_spoils_no_earlier_position) {
         struct world w;
         world_init(&w, &SHAPES[1], 5);
         world_pool(&w, TABLES[t], 16);
-        for (uint32_t d = 0; d < 3 * 64; d++) {
-            w.k[(size_t)20 * 3 * 64 + d] = NAN;
-            w.v[(size_t)20 * 3 * 64 + d] = INFINITY;
+        for (uint32_t d = 0; d < 64; d++) {
+            w.k[(size_t)20 * 64 + d] = NAN;
+            w.v[(size_t)20 * 64 + d] = INFINITY;
         }
         world_run(&w, 2, 1);
-        for (size_t i = 0; i < (size_t)21 * 9 * 64; i++) {
-            ck_assert_int_eq(isfinite(w.y[i]), i < (size_t)20 * 9 * 64);
+        for (size_t i = 0; i < (size_t)21 * 3 * 64; i++) {
+            ck_assert_int_eq(isfinite(w.y[i]), i < (size_t)20 * 3 * 64);
         }
         fixture_deinit(&w.fixture);
     }
