@@ -133,8 +133,9 @@ START_TEST(documented_names_carry_the_numbers) {
         "vllm:prompt_tokens_total{model_name=\"tiny\",engine=\"0\"} 55",
         "vllm:request_success_total{model_name=\"tiny\",engine=\"0\",finished_reason=\"length\"} 3",
         "vllm:time_to_first_token_seconds_count{model_name=\"tiny\",engine=\"0\"} 1",
-        "vllm:cache_config_info{model_name=\"tiny\",engine=\"0\",block_size=\"16\","
-        "num_gpu_blocks=\"100\",cache_dtype=\"f16\"} 1",
+        // Two literals, one line.
+        ("vllm:cache_config_info{model_name=\"tiny\",engine=\"0\",block_size=\"16\","
+         "num_gpu_blocks=\"100\",cache_dtype=\"f16\"} 1"),
     };
     for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
         ck_assert_msg(shows(&fixture, lines[i]), "missing: %s\n%s", lines[i],
