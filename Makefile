@@ -211,4 +211,4 @@ help:    ## this list
 clean:    ## remove build/ and bin/
 	rm -rf build bin
 
--include $(patsubst %.o,%.d,$(ALL_O) $(call obj,$(UNIT_C) $(FUZZ_C) $(BENCH_C)) $(OUT)/controller/main.d)
+-include $(shell find $(OUT) -name '*.d' 2>/dev/null)

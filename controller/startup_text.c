@@ -86,7 +86,8 @@ void startup_ready(const struct startup_facts *facts, struct buf *out) {
         buf_printf(out, " -H \"Authorization: Bearer %s\"", facts->api_key_hint);
     }
     buf_printf(out,
-               " -H \"Content-Type: application/json\" -d '{\"model\":\"%s\",\"messages\":"
-               "[{\"role\":\"user\",\"content\":\"What is the capital of France?\"}]}'\n",
+               " -H \"Content-Type: application/json\" -d "
+               "'{\"model\":\"%s\",\"temperature\":0,\"max_tokens\":64,\"messages\":"
+               "[{\"role\":\"user\",\"content\":\"What is 2 + 2?\"}]}'\n",
                facts->model_name);
 }
