@@ -26,6 +26,8 @@ bool holder_is_child(int *argc, char **argv, struct holder_fds *fds) {
     if (sscanf(argv[1] + sizeof CHILD_WORD - 1, "%d,%d", &fds->weights, &fds->kv) != 2) {
         return false;
     }
+    // Executed through /proc/self/exe: without this the process list would say "exe".
+    prctl(PR_SET_NAME, "tare-worker");
     for (int i = 1; i + 1 <= *argc; i++) {
         argv[i] = argv[i + 1];    // argv ends with NULL
     }
