@@ -22,7 +22,10 @@
 #include <unistd.h>
 
 enum {
-    INPUTS_MAX = 8192,
+    INPUTS_MAX = 16384,
+    // Requests stop short of the end, so that every live sequence can still be cancelled or stopped
+    // before the next tick.
+    SUBMITS_MAX = 4096,
     NAMES_MAX = 16,
     CLOSE_GRACE_US = 2 * 1000 * 1000,
     HOST_BYTES = 256,
@@ -32,8 +35,9 @@ enum {
 // Inputs wait here until the next tick. Requests are copied beside them.
 struct input_queue {
     struct core_input inputs[INPUTS_MAX];
-    struct core_request requests[INPUTS_MAX];
+    struct core_request requests[SUBMITS_MAX];
     uint32_t count;
+    uint32_t request_count;
 };
 
 struct controller {
@@ -72,13 +76,15 @@ struct controller {
 
 static bool enqueue(struct controller *c, const struct core_input *input) {
     struct input_queue *queue = &c->queues[c->filling];
-    if (queue->count == INPUTS_MAX) {
+    bool is_request = input->kind == CORE_INPUT_REQUEST;
+    if (queue->count == INPUTS_MAX || (is_request && queue->request_count == SUBMITS_MAX)) {
         return false;
     }
     queue->inputs[queue->count] = *input;
-    if (input->kind == CORE_INPUT_REQUEST) {
-        queue->requests[queue->count] = *input->request;
-        queue->inputs[queue->count].request = &queue->requests[queue->count];
+    if (is_request) {
+        struct core_request *copy = &queue->requests[queue->request_count++];
+        *copy = *input->request;
+        queue->inputs[queue->count].request = copy;
     }
     queue->count++;
     return true;
@@ -88,11 +94,16 @@ static void on_action(void *ctx, const struct core_action *action) {
     struct controller *c = ctx;
     uint64_t now_us = clock_monotonic_us();
     struct error err = {0};
+    size_t plan_bytes = 0;
     switch (action->kind) {
+    case CORE_ACTION_ADMITTED:
+        stats_queue(c->stats, action->admitted.class_, action->admitted.queue_us);
+        break;
     case CORE_ACTION_SEND_PLAN:
-        stats_plan_sent(c->stats, action->send.plan, 0);
-        if (worker_link_send_plan(c->link, action->send.worker, action->send.plan, &err) !=
-            STATUS_OK) {
+        if (worker_link_send_plan(c->link, action->send.worker, action->send.plan, &plan_bytes,
+                                  &err) == STATUS_OK) {
+            stats_plan_sent(c->stats, action->send.plan, plan_bytes);
+        } else {
             log_failure("controller", &err);
             c->resync_wanted = true;
             c->resync_worker = action->send.worker;
@@ -106,6 +117,11 @@ static void on_action(void *ctx, const struct core_action *action) {
         c->drained = true;
         break;
     case CORE_ACTION_TOKEN:
+        if (action->token.prefill_us > 0) {
+            stats_prefill(c->stats, action->token.class_, action->token.prefill_us);
+        }
+        api_on_action(c->api, action, now_us);
+        break;
     case CORE_ACTION_FINISHED:
     case CORE_ACTION_REJECTED:
         api_on_action(c->api, action, now_us);
@@ -126,6 +142,7 @@ static void tick(struct controller *c) {
         uint64_t begin_us = clock_monotonic_us();
         core_tick(c->core, begin_us, queue->inputs, queue->count, on_action, c);
         queue->count = 0;
+        queue->request_count = 0;
         uint64_t end_us = clock_monotonic_us();
         stats_turn(c->stats, STATS_PHASE_TICK, end_us - begin_us);
         if (c->resync_wanted) {

@@ -290,9 +290,14 @@ static void take_row(struct core *core, const struct result_row *row) {
         core->counters.tokens_generated++;
         stop = is_stop_token(&request->spec.sampling, row->token);
     }
+    bool first = !row->is_prompt && row->position == request->spec.prompt_count;
     struct core_action action = {
         .kind = CORE_ACTION_TOKEN,
-        .token = {.id = request->spec.id, .row = row, .is_stop_token = stop},
+        .token = {.id = request->spec.id,
+                  .class_ = request->spec.class_,
+                  .prefill_us = first ? core->now_us - request->admitted_us : 0,
+                  .row = row,
+                  .is_stop_token = stop},
     };
     act(core, &action);
     if (row->is_prompt) {
@@ -416,6 +421,22 @@ static uint32_t plan_rows(const struct plan *plan) {
     return rows;
 }
 
+static void tell_admissions(struct core *core, const struct plan *plan) {
+    for (uint32_t i = 0; i < plan->admit_count; i++) {
+        uint32_t index = scheduler_owner(core->scheduler, plan->admits[i].ref);
+        struct request *request = request_at(core->requests, index);
+        if (request->admitted_us != 0) {
+            continue;    // resumed after a loss
+        }
+        request->admitted_us = core->now_us;
+        act(core,
+            &(struct core_action){.kind = CORE_ACTION_ADMITTED,
+                                  .admitted = {.id = request->spec.id,
+                                               .class_ = request->spec.class_,
+                                               .queue_us = core->now_us - request->arrived_us}});
+    }
+}
+
 static void send_next_plan(struct core *core) {
     if (!core->ready || core->outstanding) {
         return;
@@ -438,6 +459,7 @@ static void send_next_plan(struct core *core) {
     struct core_action action = {.kind = CORE_ACTION_SEND_PLAN,
                                  .send = {.worker = core->worker, .plan = plan}};
     act(core, &action);
+    tell_admissions(core, plan);
 }
 
 void core_tick(struct core *core, uint64_t now_us, const struct core_input *inputs,

@@ -88,6 +88,7 @@ struct core_input {
 
 enum core_action_kind {
     CORE_ACTION_SEND_PLAN,
+    CORE_ACTION_ADMITTED,    // left the waiting line for the first time
     CORE_ACTION_TOKEN,       // one generated token, or one scored prompt position
     CORE_ACTION_FINISHED,    // terminal
     CORE_ACTION_REJECTED,    // terminal: never started
@@ -124,9 +125,16 @@ struct core_action {
         } resync;
         struct {
             struct request_id id;
-            const struct result_row
-                *row;              // alive until the next tick; row->is_prompt marks scores
-            bool is_stop_token;    // the token is in stop_tokens: its text is not shown
+            enum request_class class_;
+            uint64_t queue_us;    // time in the line
+        } admitted;
+        struct {
+            struct request_id id;
+            enum request_class class_;
+            // Alive until the next tick; row->is_prompt marks scores.
+            const struct result_row *row;
+            uint64_t prefill_us;    // first generated token: time since admission; 0 for others
+            bool is_stop_token;     // the token is in stop_tokens: its text is not shown
         } token;
         struct {
             struct request_id id;

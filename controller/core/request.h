@@ -36,6 +36,7 @@ struct request {
     bool paused;
     struct core_request spec;
     uint64_t arrived_us;
+    uint64_t admitted_us;         // for the first time; 0 before
     uint32_t known;               // tokens in the log: prompt and outputs
     uint32_t computed;            // positions whose KV a completed step has written
     uint32_t in_flight;           // positions that the outstanding plan computes

@@ -364,7 +364,7 @@ void worker_link_poll(struct worker_link *link, uint64_t now_us) {
 // ---- sending -----------------------------------------------------------------------------------
 
 enum status worker_link_send_plan(struct worker_link *link, struct worker_id worker,
-                                  const struct plan *plan, struct error *err) {
+                                  const struct plan *plan, size_t *plan_bytes, struct error *err) {
     INVARIANT(worker.value < WORKERS_MAX);
     const struct peer *peer = &link->peers[worker.value];
     if (!peer->present) {
@@ -373,7 +373,7 @@ enum status worker_link_send_plan(struct worker_link *link, struct worker_id wor
     arena_reset(&link->arena);
     buf_reset(&link->out);
     TRY(codec_plan_encode(plan, &link->arena, &link->out, err));
-    link->counters.plan_bytes += link->out.bytes_used;
+    *plan_bytes = link->out.bytes_used;
     enum status status =
         transport_send(link->plan, peer->name, link->out.data, link->out.bytes_used);
     if (status != STATUS_OK) {

@@ -49,15 +49,17 @@ int worker_link_fd(const struct worker_link *link, uint32_t index);
 // also decides which silent workers are lost.
 void worker_link_poll(struct worker_link *link, uint64_t now_us);
 
+// `plan_bytes`: length of the message that was sent.
 enum status worker_link_send_plan(struct worker_link *link, struct worker_id worker,
-                                  const struct plan *plan, struct error *err) MUST_USE;
+                                  const struct plan *plan, size_t *plan_bytes,
+                                  struct error *err) MUST_USE;
 // A new epoch for a worker whose state is no longer ours; READY follows.
 void worker_link_welcome_again(struct worker_link *link, struct worker_id worker);
 void worker_link_shutdown(struct worker_link *link);    // tells every worker to leave
 uint32_t worker_link_joined(const struct worker_link *link);
 
 struct worker_link_counters {
-    uint64_t messages_in, messages_bad, plan_bytes;
+    uint64_t messages_in, messages_bad;
     uint64_t resident_bytes;            // of the worker, last heartbeat
     uint64_t allocations_after_seal;    // last heartbeat
     uint64_t epoch;

@@ -29,6 +29,7 @@ struct client {
     uint32_t prompt_count, output_max;
     uint32_t received;
     int32_t stop_token;
+    bool admitted;
 };
 
 struct world {
@@ -60,6 +61,7 @@ static void on_token(struct world *w, const struct core_action *action) {
     ck_assert_uint_eq(action->token.row->position, at);
     ck_assert_int_eq(action->token.row->token, fake_worker_next(client->tokens, at, VOCABULARY));
     ck_assert_int_eq(client->tokens[at], action->token.row->token);
+    ck_assert(client->admitted);
     client->received++;
 }
 
@@ -94,6 +96,10 @@ static void on_action(void *ctx, const struct core_action *action) {
     case CORE_ACTION_REJECTED:
         w->rejected[action->rejected.reason]++;
         client_of(w, action->rejected.id.value)->open = false;
+        break;
+    case CORE_ACTION_ADMITTED:
+        ck_assert(!client_of(w, action->admitted.id.value)->admitted);
+        client_of(w, action->admitted.id.value)->admitted = true;
         break;
     case CORE_ACTION_DRAINED:
         w->drained = true;
