@@ -125,8 +125,8 @@ static void k_scale(const uint8_t *b, unsigned j, unsigned *scale, unsigned *min
         *scale = b[j] & 63;
         *min = b[j + 4] & 63;
     } else {
-        *scale = (b[j + 4] & 15u) | ((b[j - 4] >> 6) << 4);
-        *min = (b[j + 4] >> 4) | ((b[j] >> 6) << 4);
+        *scale = ((unsigned)b[j + 4] & 15) | (((unsigned)b[j - 4] >> 6) << 4);
+        *min = ((unsigned)b[j + 4] >> 4) | (((unsigned)b[j] >> 6) << 4);
     }
 }
 

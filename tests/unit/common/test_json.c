@@ -121,7 +121,7 @@ START_TEST(numbers_that_json_cannot_say_are_replaced) {
     buf_append_byte(&out, ' ');
     json_write_float(&out, -0.1f);
     buf_append_byte(&out, ' ');
-    json_write_double(&out, NAN);
+    json_write_double(&out, (double)NAN);
     ck_assert_str_eq(buf_cstr(&out), "-9999.0 -0.100000001 null");
     buf_deinit(&out);
 }

@@ -243,7 +243,7 @@ static void check_attention_at(const struct world *w, uint32_t s, uint32_t posit
     uint32_t kv_head = head / (shape->q_heads / shape->kv_heads);
     size_t row = w->first_row[s] + position;
     const float *q = w->q_rot + (row * shape->q_heads + head) * dim;
-    double score[ROWS_MAX], max = -INFINITY, total = 0.0;
+    double score[ROWS_MAX], max = (double)-INFINITY, total = 0.0;
     for (uint32_t p = 0; p <= position; p++) {
         const float *k =
             w->k_rot + ((size_t)(w->first_row[s] + p) * shape->kv_heads + kv_head) * dim;

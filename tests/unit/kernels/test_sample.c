@@ -62,7 +62,7 @@ static int by_index(const void *a, const void *b) {
 // The kept tokens in token order; weights relative to the largest.
 static uint32_t reference_set(const struct op_sample_row *row, const float *logits,
                               uint32_t vocabulary, struct entry *set) {
-    double max = -INFINITY;
+    double max = (double)-INFINITY;
     for (uint32_t i = 0; i < vocabulary; i++) {
         max = (double)logits[i] > max ? (double)logits[i] : max;
     }
@@ -287,9 +287,9 @@ START_TEST(penalties_bias_and_bans_change_the_choice_but_not_the_logits) {
             }
             for (uint32_t i = 0; i < row.banned_count; i++) {
                 banned[i] = (int32_t)rng_below(&fixture.rng, vocabulary);
-                expected[banned[i]] = -INFINITY;
+                expected[banned[i]] = (double)-INFINITY;
             }
-            double largest = -INFINITY;
+            double largest = (double)-INFINITY;
             for (uint32_t i = 0; i < vocabulary; i++) {
                 largest = fmax(largest, expected[i]);
             }
@@ -328,7 +328,7 @@ START_TEST(logprobs_are_of_the_raw_logits) {
             struct op_sample_row all = plain_row(logits);
             struct entry *order = fixture_alloc(&fixture, vocabulary * sizeof *order);
             reference_set(&all, logits, vocabulary, order);
-            double total = 0.0, max = -INFINITY;
+            double total = 0.0, max = (double)-INFINITY;
             uint32_t rank = 1;
             for (uint32_t i = 0; i < vocabulary; i++) {
                 max = fmax(max, (double)logits[i]);
