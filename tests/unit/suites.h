@@ -21,6 +21,9 @@
     X("common/gguf", suite_gguf)                                                                   \
     X("common/hash", suite_hash)                                                                   \
     X("common/metrics", suite_metrics)                                                             \
+    X("common/log", suite_log)                                                                     \
+    X("proto/transport", suite_transport)                                                          \
+    X("worker/model/model_config", suite_model_config)                                             \
     X("proto/codec", suite_codec)                                                                  \
     X("proto/messages", suite_messages)                                                            \
     X("kernels/pack", suite_kernels_pack)                                                          \
