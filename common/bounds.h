@@ -121,6 +121,8 @@
 #define BOUND_RESUMES 3u
 // A group without a worker. Then its requests fail.
 #define BOUND_RECOVERY_US (60u * 1000 * 1000)
+// A step past its deadline by so much has no result coming. New epoch.
+#define BOUND_STEP_LOST_US (30u * 1000 * 1000)
 // Predicted wait told to a client that is refused.
 #define BOUND_RETRY_AFTER_MS 60000u
 

@@ -381,6 +381,19 @@ static void take_result(struct core *core, const struct core_input *input) {
     finish_scored(core);
 }
 
+// A step is overdue past six times its predicted time, and never before a second (serving.md 2.6).
+static uint64_t step_overdue_us(const struct core *core, uint64_t now_us) {
+    if (!core->outstanding) {
+        return 0;
+    }
+    uint64_t predicted = (uint64_t)(6.0 * core->us_per_row * core->outstanding_rows);
+    // Without experience any step may take long: the first one of a large model, for example.
+    uint64_t floor_us = core->us_per_row == 0.0 ? 30u * 1000 * 1000 : 1000 * 1000;
+    uint64_t allowed = predicted > floor_us ? predicted : floor_us;
+    uint64_t elapsed = now_us - core->outstanding_since_us;
+    return elapsed > allowed ? elapsed - allowed : 0;
+}
+
 // ---- the tick ----------------------------------------------------------------------------------
 
 static void take_input(struct core *core, const struct core_input *input) {
@@ -471,6 +484,9 @@ void core_tick(struct core *core, uint64_t now_us, const struct core_input *inpu
     for (uint32_t i = 0; i < input_count; i++) {
         take_input(core, &inputs[i]);
     }
+    if (step_overdue_us(core, now_us) > BOUND_STEP_LOST_US) {
+        resync(core);    // its result will not come: a message was lost, or the worker hangs
+    }
     bool given_up =
         !core->ready && core->epoch != 0 && now_us - core->away_since_us > BOUND_RECOVERY_US;
     if (given_up) {
@@ -491,19 +507,6 @@ const struct core_counters *core_counters(const struct core *core) {
 
 const struct message_capacity *core_capacity(const struct core *core) {
     return core->epoch == 0 ? NULL : &core->capacity;
-}
-
-// A step is overdue past six times its predicted time, and never before a second (serving.md 2.6).
-static uint64_t step_overdue_us(const struct core *core, uint64_t now_us) {
-    if (!core->outstanding) {
-        return 0;
-    }
-    uint64_t predicted = (uint64_t)(6.0 * core->us_per_row * core->outstanding_rows);
-    // Without experience any step may take long: the first one of a large model, for example.
-    uint64_t floor_us = core->us_per_row == 0.0 ? 30u * 1000 * 1000 : 1000 * 1000;
-    uint64_t allowed = predicted > floor_us ? predicted : floor_us;
-    uint64_t elapsed = now_us - core->outstanding_since_us;
-    return elapsed > allowed ? elapsed - allowed : 0;
 }
 
 void core_gauges(const struct core *core, uint64_t now_us, struct core_gauges *out) {

@@ -116,10 +116,11 @@ static enum status handle_control(struct link *link, struct error *err) {
     switch (message.kind) {
     case MESSAGE_KIND_WELCOME:
         if (message.welcome.epoch > link->epoch) {
+            // Known only once the step thread has it: until then hellos ask for another one.
+            TRY(frame_queue_put(link->options->to_step, LINK_FRAME_WELCOME, &message.welcome.epoch,
+                                sizeof message.welcome.epoch));
             link->epoch = message.welcome.epoch;
             log_info("link", "welcomed epoch=%llu", (unsigned long long)link->epoch);
-            return frame_queue_put(link->options->to_step, LINK_FRAME_WELCOME, &link->epoch,
-                                   sizeof link->epoch);
         }
         return STATUS_OK;
     case MESSAGE_KIND_REFUSED:

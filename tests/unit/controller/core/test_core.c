@@ -368,6 +368,25 @@ START_TEST(a_broken_result_starts_a_new_epoch_and_costs_no_token) {
 }
 END_TEST
 
+START_TEST(a_result_that_never_comes_starts_a_new_epoch_and_costs_no_token) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    submit(&w, arrive(&w, 10, 20));
+    answer(&w);
+    ck_assert(w.plan_waits);
+    for (int seconds = 0; seconds < 120 && !w.resync; seconds++) {
+        w.now_us += 1000 * 1000;
+        tick(&w, NULL);
+    }
+    ck_assert(w.resync);
+    worker_ready(&w);
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 1);
+    world_deinit(&w);
+}
+END_TEST
+
 START_TEST(drain_finishes_what_runs_and_refuses_what_comes) {
     struct world w;
     world_init(&w);
@@ -482,6 +501,7 @@ Suite *suite_core(void) {
     tcase_add_test(tc, a_lost_worker_costs_no_token);
     tcase_add_test(tc, a_request_lost_too_often_fails_once);
     tcase_add_test(tc, a_broken_result_starts_a_new_epoch_and_costs_no_token);
+    tcase_add_test(tc, a_result_that_never_comes_starts_a_new_epoch_and_costs_no_token);
     tcase_add_test(tc, drain_finishes_what_runs_and_refuses_what_comes);
     tcase_add_test(tc, abort_all_ends_everything_at_once);
     tcase_add_test(tc, memory_pressure_pauses_and_never_loses);
