@@ -101,6 +101,13 @@ enum status tokenizer_add_eos(struct tokenizer *tokenizer, uint32_t id, struct e
     return STATUS_OK;
 }
 
+enum status tokenizer_prefix_bos(struct tokenizer *tokenizer, struct error *err) {
+    if (tokenizer->bos == BPE_NO_TOKEN || tokenizer->prefix.count > 0) {
+        return STATUS_OK;
+    }
+    return affix_push(&tokenizer->prefix, tokenizer->bos, err);
+}
+
 // ---- encoding ----------------------------------------------------------------------------------
 
 struct encoding {

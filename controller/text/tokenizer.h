@@ -48,6 +48,9 @@ void tokenizer_destroy(struct tokenizer *tokenizer);    // accepts NULL
 // While building only. An id that does not exist is INVALID, so is a ninth stop id.
 enum status tokenizer_set_bos(struct tokenizer *tokenizer, uint32_t id, struct error *err) MUST_USE;
 enum status tokenizer_add_eos(struct tokenizer *tokenizer, uint32_t id, struct error *err) MUST_USE;
+// Encoding with add_special puts BOS first, if there is one and it does not do so already: what
+// `add_bos_token` in a tokenizer_config.json asks for.
+enum status tokenizer_prefix_bos(struct tokenizer *tokenizer, struct error *err) MUST_USE;
 
 // ---- actions -----------------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@
     X("controller/text/pretokenize", suite_pretokenize)                                            \
     X("controller/text/bpe", suite_bpe)                                                            \
     X("controller/text/added_tokens", suite_added_tokens)                                          \
+    X("controller/model_text", suite_model_text)                                                   \
     X("controller/text/tokenizer", suite_tokenizer)                                                \
     X("controller/stats", suite_stats)                                                             \
     X("controller/text/detokenizer", suite_detokenizer)                                            \
