@@ -500,6 +500,8 @@ void controller_destroy(struct controller *c) {
     if (c == NULL) {
         return;
     }
+    // The server first: whoever still waits is told, and that may reach the core and the link.
+    http_server_destroy(c->server);
     worker_link_close(c->link);
     if (c->run_dir[0] != '\0') {
         char path[PATH_BYTES + 32];
@@ -508,7 +510,6 @@ void controller_destroy(struct controller *c) {
         snprintf(path, sizeof path, "%s/control.sock", c->run_dir);
         unlink(path);
     }
-    http_server_destroy(c->server);
     api_destroy(c->api);
     stats_destroy(c->stats);
     core_destroy(c->core);

@@ -13,8 +13,7 @@
 enum {
     LISTENERS_MAX = 8,
     LISTEN_BACKLOG = 1024,
-    // Connections over the limit that are told so; further ones are closed without a word.
-    TURNED_AWAY_MAX = 256,
+    TURNED_AWAY_MAX = 256,    // over the limit and told so; further ones are closed in silence
     READ_BYTES = 64 * 1024,
     LINGER_BYTES_MAX = 1024 * 1024,
     MEMORY_KEPT_BYTES = 64 * 1024,
@@ -83,6 +82,7 @@ struct http_server {
     char read_buffer[READ_BYTES];
 };
 
+static void on_tick(uv_timer_t *timer);
 static void connection_flush(struct connection *connection);
 static void connection_consume(struct connection *connection, const char *bytes, size_t byte_count,
                                uint64_t now_us);
@@ -537,8 +537,6 @@ static struct connection *connection_create(struct http_server *server, bool is_
     return connection;
 }
 
-static void on_tick(uv_timer_t *timer);
-
 static void on_connection(uv_stream_t *listener, int status) {
     struct http_server *server = listener->data;
     if (status < 0) {
@@ -691,18 +689,34 @@ enum status http_server_create(struct uv_loop_s *loop, const struct http_server_
     return STATUS_OK;
 }
 
+// What nobody closed is closed here: libuv gives handles back only from its loop.
 void http_server_destroy(struct http_server *server) {
     if (server == NULL) {
         return;
     }
-    INVARIANT(server->closed);
+    if (!server->closing) {
+        http_server_close(server, 0, NULL, NULL);
+    }
+    server->closed_fn = NULL;
+    for (struct connection *at = server->connections; at != NULL; at = at->next) {
+        connection_gone(at, HTTP_GONE_REASON_CLOSING, clock_monotonic_us());
+    }
+    while (!server->closed) {
+        uv_run(server->loop, UV_RUN_ONCE);
+    }
     memory_free(server);
 }
 
-// The handle stays in its slot until it is closed.
-static enum status listen_failed(struct http_server *server, int rc, const char *where,
-                                 struct error *err) {
+// Listens on a bound handle (`rc` 0). One that failed stays in its slot until it is closed.
+static enum status start_listening(struct http_server *server, int rc, const char *where,
+                                   struct error *err) {
     union stream *listener = &server->listeners[server->listener_count++];
+    if (rc == 0) {
+        rc = uv_listen(&listener->stream, LISTEN_BACKLOG, on_connection);
+    }
+    if (rc == 0) {
+        return STATUS_OK;
+    }
     uv_close(&listener->handle, on_handle_closed);
     return http_address_failed(where, -rc, err);    // libuv's codes are errno, negated
 }
@@ -730,13 +744,7 @@ enum status http_server_listen_tcp(struct http_server *server, const char *host,
     listener->handle.data = server;
     server->handles_open++;
     rc = uv_tcp_bind(&listener->tcp, (const struct sockaddr *)&address.storage, 0);
-    if (rc == 0) {
-        rc = uv_listen(&listener->stream, LISTEN_BACKLOG, on_connection);
-    }
-    if (rc != 0) {
-        return listen_failed(server, rc, where, err);
-    }
-    server->listener_count++;
+    TRY(start_listening(server, rc, where, err));
     int address_bytes = sizeof address.storage;
     rc = uv_tcp_getsockname(&listener->tcp, (struct sockaddr *)&address.storage, &address_bytes);
     server->port = rc == 0 ? http_address_port(&address) : port;
@@ -758,14 +766,7 @@ enum status http_server_listen_unix(struct http_server *server, const char *path
     if (rc == 0 && chmod(path, 0660) != 0) {
         rc = uv_translate_sys_error(error_errno());
     }
-    if (rc == 0) {
-        rc = uv_listen(&listener->stream, LISTEN_BACKLOG, on_connection);
-    }
-    if (rc != 0) {
-        return listen_failed(server, rc, path, err);
-    }
-    server->listener_count++;
-    return STATUS_OK;
+    return start_listening(server, rc, path, err);
 }
 
 uint16_t http_server_port(const struct http_server *server) {

@@ -38,7 +38,8 @@ struct http_server;
 // Keeps `loop`, which must outlive it. Copies `config`.
 enum status http_server_create(struct uv_loop_s *loop, const struct http_server_config *config,
                                struct http_server **out, struct error *err) MUST_USE;
-// Only after the closed callback; in it will do. NULL is fine.
+// After the closed callback, or in it. Before it: closes everything at once and runs the loop until
+// libuv has let go, so not from inside the loop then. NULL is fine.
 void http_server_destroy(struct http_server *server);
 
 // `host` is a numeric address or "localhost"; port 0 takes a free one. May be called repeatedly.

@@ -674,6 +674,31 @@ START_TEST(closing_finishes_open_answers_and_cuts_late_ones) {
 }
 END_TEST
 
+// A start-up that fails later destroys a server that was never closed.
+START_TEST(destroying_an_open_server_closes_it_and_tells_who_waits) {
+    struct app app;
+    struct client client;
+    app_init(&app);
+    app_start(&app);
+    client_dial(&client, &app);
+    client_say(&client, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    ck_assert(pump_until(&app, &app.requests, 1));
+    http_server_destroy(app.server);
+    ck_assert_int_eq(app.gone, 1);
+    ck_assert_int_eq(app.gone_reason, HTTP_GONE_REASON_CLOSING);
+    ck_assert_int_eq(uv_loop_close(&app.loop), 0);
+    client_close(&client);
+
+    struct error err = {0};
+    app_init(&app);
+    ck_assert_int_eq(http_server_create(&app.loop, &app.config, &app.server, &err), STATUS_OK);
+    ck_assert_int_eq(http_server_listen_unix(app.server, "/no/such/folder/x.sock", &err),
+                     STATUS_IO);
+    http_server_destroy(app.server);
+    ck_assert_int_eq(uv_loop_close(&app.loop), 0);
+}
+END_TEST
+
 START_TEST(addresses_that_cannot_be_listened_on_are_named) {
     struct app app;
     app_init(&app);
@@ -745,6 +770,7 @@ Suite *suite_http_server(void) {
     tcase_add_test(tc, connections_over_the_limit_are_told_503);
     tcase_add_test(tc, bodies_share_one_budget);
     tcase_add_test(tc, closing_finishes_open_answers_and_cuts_late_ones);
+    tcase_add_test(tc, destroying_an_open_server_closes_it_and_tells_who_waits);
     tcase_add_test(tc, addresses_that_cannot_be_listened_on_are_named);
     tcase_add_test(tc, unix_socket_serves_and_replaces_a_stale_file);
     suite_add_tcase(suite, tc);
