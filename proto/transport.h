@@ -16,7 +16,9 @@
 //   Owns       its socket and its I/O thread.
 //   Thread     one, the loop that polls the descriptor.
 //   Allocates  while opening, and message buffers inside the library.
-//   Fails      open: INVALID for an address that is not built or not safe, IO when it is taken.
+//   Fails      open: INVALID for an address or a name that cannot be, UNSUPPORTED for tcp,
+//   NOT_FOUND
+//              or PERMISSION for the socket's directory, IO when it is taken.
 
 struct transport;
 
@@ -41,7 +43,7 @@ enum status transport_send(struct transport *transport, const char *peer, const 
                            size_t byte_count) MUST_USE;
 
 // The next message into `out` (reset first) and its sender's name into `peer` (listening side).
-// BUSY when nothing waits.
+// BUSY when nothing waits, CORRUPT or EXHAUSTED for a message that is skipped.
 enum status transport_receive(struct transport *transport, struct buf *out,
                               char peer[TRANSPORT_PEER_BYTES]) MUST_USE;
 

@@ -48,6 +48,16 @@ static enum status check_directory(const char *address, struct error *err) {
     return STATUS_OK;
 }
 
+// The name comes from a flag.
+static enum status check_identity(const char *identity, struct error *err) {
+    size_t byte_count = identity == NULL ? 0 : strlen(identity);
+    if (byte_count == 0 || byte_count >= TRANSPORT_PEER_BYTES) {
+        return error_set(err, STATUS_INVALID, "a worker's name has %zu bytes; 1 to %d are possible",
+                         byte_count, TRANSPORT_PEER_BYTES - 1);
+    }
+    return STATUS_OK;
+}
+
 static bool set_int(void *socket, int option, int value) {
     return zmq_setsockopt(socket, option, &value, sizeof value) == 0;
 }
@@ -106,8 +116,7 @@ enum status transport_open(const struct transport_options *options, struct trans
                            struct error *err) {
     TRY(transport_address_check(options->address, err));
     TRY(check_directory(options->address, err));
-    INVARIANT(options->listens ||
-              (options->identity != NULL && strlen(options->identity) < TRANSPORT_PEER_BYTES));
+    TRY(options->listens ? STATUS_OK : check_identity(options->identity, err));
     struct transport *transport = memory_zalloc(sizeof *transport);
     if (transport == NULL) {
         return error_set(err, STATUS_EXHAUSTED, "no memory for a message channel");
@@ -180,6 +189,9 @@ enum status transport_receive(struct transport *transport, struct buf *out,
     zmq_msg_t part;
     zmq_msg_init(&part);
     buf_reset(out);
+    if (transport->listens) {
+        peer[0] = '\0';    // known from the first part on
+    }
     bool more = false;
     enum status status = receive_part(transport, &part, &more);
     if (status == STATUS_OK && transport->listens) {

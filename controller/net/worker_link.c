@@ -3,7 +3,7 @@
 
 #include "common/arena.h"
 #include "common/buf.h"
-#include "common/clock.h"
+#include "common/exit_code.h"
 #include "common/invariant.h"
 #include "common/log.h"
 #include "common/memory.h"
@@ -138,7 +138,10 @@ static void send_control(struct worker_link *link, const char *name,
     buf_reset(&link->out);
     struct error err = {0};
     enum status status = codec_control_encode(message, &link->arena, &link->out, &err);
-    INVARIANT(status == STATUS_OK);
+    if (status != STATUS_OK) {
+        log_failure("worker_link", &err);
+        return;
+    }
     status = transport_send(link->control, name, link->out.data, link->out.bytes_used);
     if (status != STATUS_OK) {
         log_debug("worker_link", "message lost worker=%s because=%s", name, status_name(status));
@@ -175,7 +178,7 @@ void worker_link_welcome_again(struct worker_link *link, struct worker_id worker
 static void refuse(struct worker_link *link, const char *name, const char *why) {
     log_warn("worker_link", "worker refused worker=%s because=\"%s\"", name, why);
     struct control_message message = {.kind = MESSAGE_KIND_REFUSED,
-                                      .text = {.code = 64, .text = why}};
+                                      .text = {.code = EXIT_CODE_USAGE, .text = why}};
     send_control(link, name, &message);
 }
 

@@ -3,7 +3,6 @@
 
 #include "common/arena.h"
 #include "common/clock.h"
-#include "common/invariant.h"
 #include "common/log.h"
 #include "common/memory.h"
 #include "proto/codec.h"
@@ -54,10 +53,12 @@ static void send_control(struct link *link, const struct control_message *messag
     arena_reset(&link->arena);
     buf_reset(&link->out);
     struct error err = {0};
-    enum status status = codec_control_encode(message, &link->arena, &link->out, &err);
-    INVARIANT(status == STATUS_OK);
+    if (codec_control_encode(message, &link->arena, &link->out, &err) != STATUS_OK) {
+        log_failure("link", &err);    // no memory, or a name from a flag that no message can hold
+        return;
+    }
     // A full or absent channel loses a hello or a heartbeat; the next one follows soon.
-    status = transport_send(link->control, NULL, link->out.data, link->out.bytes_used);
+    enum status status = transport_send(link->control, NULL, link->out.data, link->out.bytes_used);
     (void)status;
 }
 

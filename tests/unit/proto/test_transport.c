@@ -107,11 +107,32 @@ START_TEST(a_directory_that_others_can_enter_is_refused) {
 }
 END_TEST
 
+// The name comes from a flag: a wrong one is an answer, never an abort.
+START_TEST(names_of_1_to_63_bytes_are_taken) {
+    make_directory();
+    char name[TRANSPORT_PEER_BYTES + 1];
+    memset(name, 'w', sizeof name);
+    name[TRANSPORT_PEER_BYTES] = '\0';
+    struct transport_options options = {address, false, name, 1 << 16, 8};
+    struct transport *transport = NULL;
+    struct error err = {0};
+    ck_assert_int_eq(transport_open(&options, &transport, &err), STATUS_INVALID);
+    ck_assert_ptr_nonnull(strstr(err.message, "64 bytes"));
+    name[TRANSPORT_PEER_BYTES - 1] = '\0';
+    ck_assert_int_eq(transport_open(&options, &transport, NULL), STATUS_OK);
+    transport_close(transport);
+    name[0] = '\0';
+    ck_assert_int_eq(transport_open(&options, &transport, NULL), STATUS_INVALID);
+    remove_directory();
+}
+END_TEST
+
 Suite *suite_transport(void) {
     Suite *suite = suite_create("proto/transport");
     TCase *tc = tcase_create("all");
     tcase_set_timeout(tc, 30);
     tcase_add_test(tc, messages_pass_both_ways_and_name_their_sender);
+    tcase_add_test(tc, names_of_1_to_63_bytes_are_taken);
     tcase_add_test(tc, unsafe_addresses_are_refused);
     tcase_add_test(tc, a_directory_that_others_can_enter_is_refused);
     suite_add_tcase(suite, tc);
