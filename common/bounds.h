@@ -112,8 +112,8 @@
 // KV blocks of one group.
 #define BOUND_BLOCKS 4194304u
 #define BOUND_BLOCK_TOKENS 256u
-#define BOUND_GROUPS 64u
-#define BOUND_RANKS 64u
+// Block ids of one sequence: blocks hold at least 16 tokens. Refuse the worker.
+#define BOUND_BLOCKS_PER_SEQ (BOUND_SEQ_TOKENS / 16u)
 
 // Prompt tokens of one step while others decode: bounds the gap between their tokens.
 #define BOUND_PREFILL_CONTENDED_TOKENS 128u
@@ -129,7 +129,6 @@
 // ---- messages ----------------------------------------------------------------------------------
 #define BOUND_PLAN_BYTES (1024u * 1024)    // one plan or result; disconnect
 #define BOUND_CONTROL_BYTES (64u * 1024)
-#define BOUND_PLANS_OUTSTANDING 3u
 
 // ---- models ------------------------------------------------------------------------------------
 #define BOUND_LAYERS 512u

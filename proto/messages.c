@@ -205,6 +205,9 @@ enum status capacity_validate(const struct message_capacity *capacity, struct er
         }
     }
     uint64_t need = ((uint64_t)e->seq_tokens + capacity->block_tokens - 1) / capacity->block_tokens;
+    if (need > BOUND_BLOCKS_PER_SEQ) {
+        return range_error(err, "blocks per sequence", need, BOUND_BLOCKS_PER_SEQ);
+    }
     if (e->blocks_per_seq != need) {
         return error_set(err, STATUS_INVALID, "blocks per sequence is %u, not %llu",
                          e->blocks_per_seq, (unsigned long long)need);

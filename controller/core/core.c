@@ -61,8 +61,7 @@ static enum status create_parts(struct core *core, struct error *err) {
         .blocks = core->blocks,
         .seqs_max = config->seqs_max,
         .step_tokens_max = config->step_tokens_max,
-        // Blocks hold at least 16 tokens.
-        .blocks_per_seq_max = BOUND_SEQ_TOKENS / 16,
+        .blocks_per_seq_max = BOUND_BLOCKS_PER_SEQ,
     };
     return scheduler_create(&options, &core->scheduler, err);
 }
@@ -202,8 +201,24 @@ static void finish_all(struct core *core, enum finish_reason reason) {
 
 // ---- the worker --------------------------------------------------------------------------------
 
+// A worker may come back with less than it had. Who waits and can never run there fails now: it
+// would block the line for ever, or break the plan that admits it.
+static void drop_misfits(struct core *core, uint32_t vocabulary_before) {
+    bool fewer_tokens = core->limits.vocabulary < vocabulary_before;
+    uint32_t index = request_waiting_first(core->requests);
+    while (index != REQUEST_NONE) {
+        uint32_t next = request_waiting_next(core->requests, index);
+        // With fewer tokens, a prompt may hold one that is not there: rare enough to fail them all.
+        if (fewer_tokens || scheduler_misfit(core->scheduler, request_at(core->requests, index))) {
+            finish(core, index, FINISH_REASON_FAULT);
+        }
+        index = next;
+    }
+}
+
 static void take_ready(struct core *core, const struct core_input *input) {
     const struct message_capacity *capacity = input->ready.capacity;
+    uint32_t vocabulary = core->limits.vocabulary;
     if (input->ready.epoch <= core->epoch) {
         return;    // an old report
     }
@@ -228,6 +243,7 @@ static void take_ready(struct core *core, const struct core_input *input) {
         core->limits.envelope.seqs = core->config.seqs_max;
     }
     scheduler_start(core->scheduler, &core->capacity);
+    drop_misfits(core, vocabulary);
 }
 
 // Running requests wait again with their token logs. Who was lost too often fails.

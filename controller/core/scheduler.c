@@ -123,6 +123,13 @@ bool scheduler_too_large(const struct scheduler *s, const struct core_request *s
     return len > s->seq_tokens || blocks_for(s, (uint32_t)len) > kv_blocks_total(s->options.blocks);
 }
 
+bool scheduler_misfit(const struct scheduler *s, const struct request *request) {
+    uint64_t len = (uint64_t)request->spec.prompt_count + request->spec.output_max;
+    uint32_t len_max = (uint32_t)(len < s->seq_tokens ? len : s->seq_tokens);
+    bool no_room = request->known > len_max || (request->known == len_max && len > len_max);
+    return no_room || blocks_for(s, len_max) > kv_blocks_total(s->options.blocks);
+}
+
 // ---- claims ------------------------------------------------------------------------------------
 
 static struct safety_claim claim_of(const struct scheduler *s, const struct request *request) {

@@ -42,6 +42,10 @@ void scheduler_stop(struct scheduler *scheduler);
 // True when the request's worst case can never fit the group.
 bool scheduler_too_large(const struct scheduler *scheduler, const struct core_request *spec);
 
+// True when an accepted request, with the tokens it has by now, can never run on this worker: one
+// that came back may have a shorter context or a smaller pool than the one before.
+bool scheduler_misfit(const struct scheduler *scheduler, const struct request *request);
+
 // Fills the builder with the next step. False when there is nothing to do.
 bool scheduler_plan(struct scheduler *scheduler, struct step_plan *plan);
 

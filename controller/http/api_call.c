@@ -249,6 +249,19 @@ static bool set_tokens(struct api_choice *choice, const uint32_t *tokens, size_t
     return true;
 }
 
+// A tokenizer may know tokens that the model's matrices have no row for.
+static bool judge_ids(const struct api *api, const uint32_t *tokens, size_t token_count,
+                      const char *param, struct api_failure *failure) {
+    for (size_t i = 0; i < token_count; i++) {
+        if (tokens[i] >= api->vocabulary) {
+            return api_fail(failure, API_CODE_INVALID_VALUE, param,
+                            "'%s' holds token %u, which this model does not have.", param,
+                            tokens[i]);
+        }
+    }
+    return true;
+}
+
 bool api_call_set_prompt(struct api_call *call, const struct api_params *params,
                          uint32_t prompt_index, const uint32_t *tokens, size_t token_count,
                          struct api_failure *failure) {
@@ -264,7 +277,8 @@ bool api_call_set_prompt(struct api_call *call, const struct api_params *params,
         token_count = keep;
     }
     uint32_t output_max = 0;
-    if (!judge_length(call, params, token_count, &output_max, failure)) {
+    if (!judge_length(call, params, token_count, &output_max, failure) ||
+        !judge_ids(api, tokens, token_count, param, failure)) {
         return false;
     }
     uint64_t held = api->prompt_tokens_held + (uint64_t)token_count * params->choice_count;

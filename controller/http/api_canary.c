@@ -27,7 +27,7 @@ static uint32_t canary_token(const struct api *api) {
     if (!tokenizer_bos(api->model->tokenizer, &token) && eos_count > 0) {
         token = eos[0];
     }
-    return token;
+    return token < api->vocabulary ? token : 0;
 }
 
 void api_step_health(struct api_visit *visit) {

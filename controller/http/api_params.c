@@ -356,7 +356,9 @@ static bool parse_stop_tokens(const struct json *body, const struct api_params_r
         return false;
     }
     for (uint32_t i = 0; !ignore_eos && i < rules->eos_count && i < BOUND_STOP_TOKENS; i++) {
-        sampling->stop_tokens[sampling->stop_token_count++] = (int32_t)rules->eos[i];
+        if (rules->eos[i] < rules->vocabulary) {    // else it cannot be drawn
+            sampling->stop_tokens[sampling->stop_token_count++] = (int32_t)rules->eos[i];
+        }
     }
     out->eos_count = sampling->stop_token_count;
     const struct json *list = json_get(body, "stop_token_ids");

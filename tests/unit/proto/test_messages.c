@@ -134,6 +134,14 @@ START_TEST(capacity_reports_are_judged) {
     bad = good;
     bad.kv_blocks = 0;
     ck_assert_int_eq(capacity_validate(&bad, NULL), STATUS_INVALID);
+    bad = good;
+    bad.envelope.seq_tokens = 8 * BOUND_BLOCKS_PER_SEQ;
+    bad.envelope.blocks_per_seq = BOUND_BLOCKS_PER_SEQ;
+    bad.block_tokens = 8;
+    ck_assert_int_eq(capacity_validate(&bad, NULL), STATUS_OK);
+    bad.envelope.seq_tokens++;
+    bad.envelope.blocks_per_seq++;
+    ck_assert_int_eq(capacity_validate(&bad, NULL), STATUS_INVALID);
 }
 END_TEST
 

@@ -334,6 +334,35 @@ START_TEST(a_lost_worker_costs_no_token) {
 }
 END_TEST
 
+// A worker that comes back with half the context: what fits goes on to its own end, what is already
+// longer or can never fit the pool fails, and nothing stays in the line.
+START_TEST(a_worker_that_comes_back_smaller_fails_only_what_no_longer_fits) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    submit(&w, arrive(&w, 40, 20));
+    submit(&w, arrive(&w, 96, 30));
+    submit(&w, arrive(&w, 97, 30));
+    worker_lost(&w);
+    submit(&w, arrive(&w, 150, 10));    // while nobody can judge it
+    w.capacity.envelope.seq_tokens = 96;
+    w.capacity.envelope.blocks_per_seq = 96 / BLOCK_TOKENS;
+    worker_ready(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_FAULT], 3);
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 1);
+    ck_assert_uint_eq(open_count(&w), 0);
+
+    submit(&w, arrive(&w, 40, 20));
+    worker_lost(&w);
+    w.capacity.vocabulary = VOCABULARY - 1;
+    worker_ready(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_FAULT], 4);
+    ck_assert_uint_eq(open_count(&w), 0);
+    world_deinit(&w);
+}
+END_TEST
+
 START_TEST(a_request_lost_too_often_fails_once) {
     struct world w;
     world_init(&w);
@@ -499,6 +528,7 @@ Suite *suite_core(void) {
     tcase_add_test(tc, what_can_never_fit_is_refused_and_the_largest_that_fits_is_served);
     tcase_add_test(tc, cancel_in_every_state_frees_everything);
     tcase_add_test(tc, a_lost_worker_costs_no_token);
+    tcase_add_test(tc, a_worker_that_comes_back_smaller_fails_only_what_no_longer_fits);
     tcase_add_test(tc, a_request_lost_too_often_fails_once);
     tcase_add_test(tc, a_broken_result_starts_a_new_epoch_and_costs_no_token);
     tcase_add_test(tc, a_result_that_never_comes_starts_a_new_epoch_and_costs_no_token);

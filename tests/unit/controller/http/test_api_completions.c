@@ -221,6 +221,21 @@ START_TEST(bad_prompts_are_refused_by_name) {
 }
 END_TEST
 
+// A tokenizer may have more tokens than the model has rows.
+START_TEST(tokens_that_the_model_lacks_never_reach_the_core) {
+    struct message_capacity capacity = {.envelope = {.seq_tokens = FIXTURE_CONTEXT},
+                                        .vocabulary = TOKEN_END};
+    api_on_capacity(f->api, &capacity);
+    post("{\"prompt\":\"a<|end|>\"}");
+    ck_assert_int_eq(api_fixture_status(&f->client), 400);
+    ck_assert_uint_eq(f->submit_count, 0);
+    post("{\"prompt\":\"a\",\"max_tokens\":1}");
+    ck_assert_uint_eq(f->submits[0].sampling.stop_token_count, 0);
+    api_fixture_play(f, 0, "b");
+    ck_assert_int_eq(api_fixture_status(&f->client), 200);
+}
+END_TEST
+
 START_TEST(prompt_count_fits_its_bound_and_not_one_more) {
     for (unsigned count = BOUND_PROMPTS_PER_REQUEST; count <= BOUND_PROMPTS_PER_REQUEST + 1;
          count++) {
@@ -747,6 +762,7 @@ Suite *suite_api_completions(void) {
     tcase_add_test(tc, special_tokens_are_skipped_unless_asked_for);
     tcase_add_test(tc, prompts_come_in_four_forms);
     tcase_add_test(tc, bad_prompts_are_refused_by_name);
+    tcase_add_test(tc, tokens_that_the_model_lacks_never_reach_the_core);
     tcase_add_test(tc, prompt_count_fits_its_bound_and_not_one_more);
     tcase_add_test(tc, sequences_of_one_request_fit_their_bound);
     tcase_add_test(tc, length_rule_holds_at_its_edge);
