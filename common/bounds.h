@@ -18,6 +18,9 @@
 #define BOUND_VOCABULARY_TOKENS 1048576u
 // One token's bytes. Refuse the model.
 #define BOUND_TOKEN_BYTES 4096u
+// One JSON file of a model directory; the largest public tokenizer.json has 33 MB. Refuse the
+// model.
+#define BOUND_MODEL_JSON_BYTES (256u * 1024 * 1024)
 // Merges of a byte-level BPE; the largest public list has 446,189. Refuse the model.
 #define BOUND_MERGES 4194304u
 // Ids that encoding puts before or after a text (BOS and the like). Refuse the model.
@@ -69,6 +72,9 @@
 #define BOUND_HTTP_SLOW_CLIENT_US (10u * 1000 * 1000)
 // Idle keep-alive; longer than common client pools keep a connection. Close.
 #define BOUND_HTTP_IDLE_US (75u * 1000 * 1000)
+// API keys, and names or origins given in one option. Refuse to start.
+#define BOUND_API_KEYS 1024u
+#define BOUND_NAMES 16u
 // Chunk extensions and trailers of one body, which nobody needs. 431.
 #define BOUND_HTTP_CHUNK_OVERHEAD_BYTES (16u * 1024)
 // After our side is shut, while bytes of the client are still discarded. Close.
@@ -129,17 +135,22 @@
 // ---- messages ----------------------------------------------------------------------------------
 #define BOUND_PLAN_BYTES (1024u * 1024)    // one plan or result; disconnect
 #define BOUND_CONTROL_BYTES (64u * 1024)
+#define BOUND_LEDGER_LINES 256u    // of one capacity report; disconnect
 
 // ---- models ------------------------------------------------------------------------------------
 #define BOUND_LAYERS 512u
 #define BOUND_TENSORS 1048576u
+// Files that hold a model's tensors; the largest public model has 200. Refuse the model.
+#define BOUND_WEIGHT_FILES 1024u
+// Header of a safetensors file: the format's own limit. Refuse the model.
+#define BOUND_SAFETENSORS_HEADER_BYTES 100000000u
 // Metadata of a GGUF file; real files have 20 to 60 keys. Refuse the model.
 #define BOUND_GGUF_KEYS 65536u
 #define BOUND_GGUF_KEY_BYTES 1024u
 #define BOUND_GGUF_ALIGNMENT_BYTES 65536u
 #define BOUND_HIDDEN 65536u
-#define BOUND_MATRIX_COLS                                                                          \
-    262144u    // inner size of the widest public MLP is 65,536; refuse the model
+// Columns of a matrix; the inner size of the widest public MLP is 65,536. Refuse the model.
+#define BOUND_MATRIX_COLS 262144u
 #define BOUND_HEADS 1024u
 #define BOUND_HEAD_DIM 1024u
 #define BOUND_WORKER_THREADS 256u

@@ -26,7 +26,6 @@ enum {
     // Requests stop short of the end, so that every live sequence can still be cancelled or stopped
     // before the next tick.
     SUBMITS_MAX = 4096,
-    NAMES_MAX = 16,
     CLOSE_GRACE_US = 2 * 1000 * 1000,
     HOST_BYTES = 256,
     PATH_BYTES = 4096,
@@ -49,9 +48,9 @@ struct controller {
     struct stats *stats;
     struct model_text *text;
     struct api_model model;
-    const char *names[NAMES_MAX];
+    const char *names[BOUND_NAMES];
     struct keys keys;
-    const char *origins[NAMES_MAX];
+    const char *origins[BOUND_NAMES];
     char host_name[HOST_BYTES];
     char run_dir[PATH_BYTES];
     struct input_queue queues[2];    // one fills while the other is ticked
@@ -168,15 +167,18 @@ static enum status on_submit(void *ctx, const struct core_request *request) {
     return enqueue(ctx, &input) ? STATUS_OK : STATUS_BUSY;
 }
 
-// Room for cancels and stops is never a question: each belongs to a request that was enqueued once,
-// and a full queue is ticked first.
-static void enqueue_id(struct controller *c, enum core_input_kind kind, struct request_id id) {
-    struct core_input input = {.kind = kind, .id = id};
-    if (!enqueue(c, &input)) {
+// What must not be lost. Room is never a question: cancels and stops belong to requests that were
+// enqueued once, workers say little, and a full queue is ticked first.
+static void enqueue_surely(struct controller *c, const struct core_input *input) {
+    if (!enqueue(c, input)) {
         tick(c);
-        bool stored = enqueue(c, &input);
+        bool stored = enqueue(c, input);
         INVARIANT(stored);
     }
+}
+
+static void enqueue_id(struct controller *c, enum core_input_kind kind, struct request_id id) {
+    enqueue_surely(c, &(struct core_input){.kind = kind, .id = id});
 }
 
 static void on_cancel(void *ctx, struct request_id id) {
@@ -270,7 +272,7 @@ static void on_ready(void *ctx, struct worker_id worker, uint64_t epoch,
                      const struct message_capacity *capacity) {
     struct controller *c = ctx;
     struct core_input input = {.kind = CORE_INPUT_WORKER_READY, .ready = {worker, capacity, epoch}};
-    enqueue(c, &input);
+    enqueue_surely(c, &input);
     tick(c);
     api_on_capacity(c->api, capacity);
     log_info("controller", "ready kv_tokens=%llu context=%u threads=%u",
@@ -284,7 +286,7 @@ static void on_ready(void *ctx, struct worker_id worker, uint64_t epoch,
 static void on_lost(void *ctx, struct worker_id worker, const char *reason, uint32_t exit_code) {
     struct controller *c = ctx;
     struct core_input input = {.kind = CORE_INPUT_WORKER_LOST, .lost = {worker, reason}};
-    enqueue(c, &input);
+    enqueue_surely(c, &input);
     tick(c);
     api_on_worker_lost(c->api);
     // A start that failed for a reason that another try will not change ends the service.
@@ -300,14 +302,24 @@ static void on_result(void *ctx, struct worker_id worker, const struct step_resu
     struct controller *c = ctx;
     stats_step_done(c->stats, result);
     struct core_input input = {.kind = CORE_INPUT_RESULT, .result = {worker, result}};
-    if (!enqueue(c, &input)) {
-        tick(c);
-        enqueue(c, &input);
-    }
+    enqueue_surely(c, &input);
     tick(c);    // the result is alive during this call only
 }
 
 // ---- start-up ----------------------------------------------------------------------------------
+
+static enum status take_list(const struct controller *c, enum option_id option,
+                             const char *out[BOUND_NAMES], uint32_t *count, struct error *err) {
+    *count = config_list_count(c->config, option);
+    if (*count > BOUND_NAMES) {
+        return error_set(err, STATUS_INVALID, "--%s has %u items; the limit is %u",
+                         config_name(option), *count, BOUND_NAMES);
+    }
+    for (uint32_t i = 0; i < *count; i++) {
+        out[i] = config_list_item(c->config, option, i);
+    }
+    return STATUS_OK;
+}
 
 static enum status load_text(struct controller *c, struct error *err) {
     const char *path = config_string(c->config, OPTION_MODEL);
@@ -315,10 +327,8 @@ static enum status load_text(struct controller *c, struct error *err) {
         return error_set(err, STATUS_INVALID, "no model given; usage: tare-controller MODEL");
     }
     TRY(model_text_open(path, config_string(c->config, OPTION_CHAT_TEMPLATE), &c->text, err));
-    uint32_t count = config_list_count(c->config, OPTION_SERVED_MODEL_NAME);
-    for (uint32_t i = 0; i < count && i < NAMES_MAX; i++) {
-        c->names[i] = config_list_item(c->config, OPTION_SERVED_MODEL_NAME, i);
-    }
+    uint32_t count = 0;
+    TRY(take_list(c, OPTION_SERVED_MODEL_NAME, c->names, &count, err));
     if (count == 0) {
         c->names[0] = model_text_name(c->text);
         count = 1;
@@ -327,7 +337,7 @@ static enum status load_text(struct controller *c, struct error *err) {
     bool neutral = strcmp(config_string(c->config, OPTION_GENERATION_CONFIG), "vllm") == 0;
     c->model = (struct api_model){
         .names = c->names,
-        .name_count = count < NAMES_MAX ? count : NAMES_MAX,
+        .name_count = count,
         .tokenizer = model_text_tokenizer(c->text),
         .chat_template = model_text_template(c->text),
         .defaults =
@@ -370,11 +380,8 @@ static enum status fill_gate(struct controller *c, struct api_gate *gate, struct
         log_warn("controller", "everybody who reaches host=%s may use this server without a key",
                  host);
     }
-    uint32_t origins = config_list_count(c->config, OPTION_ALLOWED_ORIGINS);
-    origins = origins < NAMES_MAX ? origins : NAMES_MAX;
-    for (uint32_t i = 0; i < origins; i++) {
-        c->origins[i] = config_list_item(c->config, OPTION_ALLOWED_ORIGINS, i);
-    }
+    uint32_t origins = 0;
+    TRY(take_list(c, OPTION_ALLOWED_ORIGINS, c->origins, &origins, err));
     bool named = gethostname(c->host_name, sizeof c->host_name - 1) == 0;
     *gate = (struct api_gate){
         .keys = c->keys.keys,
@@ -556,7 +563,7 @@ void controller_timer(struct controller *c, uint64_t late_us) {
         c->deadline_us = 0;
         log_warn("controller", "drain deadline reached: ending what still runs");
         struct core_input input = {.kind = CORE_INPUT_ABORT_ALL};
-        enqueue(c, &input);
+        enqueue_surely(c, &input);
     }
     struct core_gauges gauges;
     core_gauges(c->core, now_us, &gauges);
@@ -574,7 +581,7 @@ void controller_stop(struct controller *c) {
         api_set_draining(c->api);
         c->deadline_us = clock_monotonic_us() + (uint64_t)seconds * 1000000 + 1;
     }
-    enqueue(c, &input);
+    enqueue_surely(c, &input);
     tick(c);
     controller_turn(c);
 }

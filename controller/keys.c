@@ -8,8 +8,8 @@ enum { LINE_BYTES = 1024 };
 
 static enum status add_key(struct keys *keys, const char *text, bool may_be_named,
                            struct error *err) {
-    if (keys->count == KEYS_MAX) {
-        return error_set(err, STATUS_INVALID, "more than %d API keys", KEYS_MAX);
+    if (keys->count == BOUND_API_KEYS) {
+        return error_set(err, STATUS_INVALID, "more than %u API keys", BOUND_API_KEYS);
     }
     struct api_key *key = &keys->keys[keys->count];
     char *name = keys->names[keys->count];

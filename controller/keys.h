@@ -2,6 +2,7 @@
 #ifndef CONTROLLER_KEYS_H
 #define CONTROLLER_KEYS_H
 
+#include "common/bounds.h"
 #include "common/config.h"
 #include "controller/http/api_gate.h"
 
@@ -12,11 +13,9 @@
 //   Allocates  while loading.
 //   Fails      NOT_FOUND, INVALID naming file and line.
 
-enum { KEYS_MAX = 1024 };
-
 struct keys {
-    struct api_key keys[KEYS_MAX];
-    char names[KEYS_MAX][64];
+    struct api_key keys[BOUND_API_KEYS];
+    char names[BOUND_API_KEYS][64];
     uint32_t count;
 };
 

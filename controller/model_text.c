@@ -5,18 +5,13 @@
 #include "common/buf.h"
 #include "common/gguf.h"
 #include "common/json.h"
+#include "common/mapped_file.h"
 #include "common/memory.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-// One JSON file of a model directory; the largest public tokenizer.json has 33 MB. Refuse the
-// model.
-#define MODEL_JSON_BYTES_MAX ((size_t)256 * 1024 * 1024)
 
 struct model_text {
     struct tokenizer *tokenizer;
@@ -33,62 +28,6 @@ struct model_text {
 };
 
 // ---- files -------------------------------------------------------------------------------------
-
-struct mapping {
-    const char *bytes;    // NULL for an empty file
-    size_t byte_count;
-};
-
-static enum status map_descriptor(int fd, const char *path, size_t bytes_max, struct mapping *out,
-                                  struct error *err) {
-    struct stat info;
-    *out = (struct mapping){0};
-    if (fstat(fd, &info) != 0) {
-        return error_set_os(err, STATUS_IO, "cannot read %s", path);
-    }
-    if (!S_ISREG(info.st_mode)) {
-        return error_set(err, STATUS_INVALID, "%s is not a file", path);
-    }
-    if ((uint64_t)info.st_size > bytes_max) {
-        return error_set(err, STATUS_INVALID, "%s has %lld bytes; the limit is %zu", path,
-                         (long long)info.st_size, bytes_max);
-    }
-    if (info.st_size == 0) {
-        return STATUS_OK;
-    }
-    void *bytes = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (bytes == MAP_FAILED) {
-        return error_set_os(err, STATUS_IO, "cannot map %s", path);
-    }
-    out->bytes = bytes;
-    out->byte_count = (size_t)info.st_size;
-    return STATUS_OK;
-}
-
-static enum status map_file(const char *path, size_t bytes_max, struct mapping *out,
-                            struct error *err) {
-    *out = (struct mapping){0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return error_set_os(err, errno == ENOENT ? STATUS_NOT_FOUND : STATUS_IO, "cannot open %s",
-                            path);
-    }
-    enum status status = map_descriptor(fd, path, bytes_max, out, err);
-    close(fd);
-    return status;
-}
-
-static void unmap(struct mapping *mapping) {
-    if (mapping->bytes != NULL) {
-        // The kernel's interface wants a mutable pointer for pages that were mapped read-only.
-        union {
-            const char *from;
-            void *to;
-        } cast = {.from = mapping->bytes};
-        munmap(cast.to, mapping->byte_count);
-    }
-    *mapping = (struct mapping){0};
-}
 
 static enum status copy_text(const char *bytes, size_t byte_count, char **out, struct error *err) {
     char *copy = memory_strndup(bytes, byte_count);
@@ -118,11 +57,10 @@ static enum status set_template(struct model_text *text, const char *source, siz
 
 static enum status template_from_file(struct model_text *text, const char *path,
                                       struct error *err) {
-    struct mapping file;
-    TRY(map_file(path, BOUND_TEMPLATE_BYTES, &file, err));
-    enum status status =
-        set_template(text, file.bytes == NULL ? "" : file.bytes, file.byte_count, err);
-    unmap(&file);
+    struct mapped_file file;
+    TRY(mapped_file_open(path, BOUND_TEMPLATE_BYTES, &file, err));
+    enum status status = set_template(text, (const char *)file.bytes, file.byte_count, err);
+    mapped_file_close(&file);
     if (status != STATUS_OK) {
         error_context(err, "%s", path);
     }
@@ -256,15 +194,15 @@ static enum status read_gguf(struct model_text *text, const struct gguf *gguf,
 
 static enum status open_gguf(struct model_text *text, const char *path, const char *chat_template,
                              struct error *err) {
-    struct mapping file;
+    struct mapped_file file;
     struct gguf *gguf = NULL;
-    TRY(map_file(path, SIZE_MAX / 2, &file, err));
+    TRY(mapped_file_open(path, UINT64_MAX, &file, err));
     enum status status = gguf_parse(file.bytes, file.byte_count, &gguf, err);
     if (status == STATUS_OK) {
         status = read_gguf(text, gguf, chat_template, err);
     }
     gguf_destroy(gguf);
-    unmap(&file);
+    mapped_file_close(&file);
     if (status != STATUS_OK) {
         error_context(err, "%s", path);
         error_hint(err, "give a GGUF file, or a directory with tokenizer.json and config.json");
@@ -278,7 +216,7 @@ static enum status open_gguf(struct model_text *text, const char *path, const ch
 static enum status read_json(const char *folder, const char *name, bool optional,
                              struct json_doc **out, struct error *err) {
     char path[4096];
-    struct mapping file;
+    struct mapped_file file;
     *out = NULL;
     if (!join_path(folder, name, path, sizeof path)) {
         return error_set(err, STATUS_INVALID, "the path %.200s... is too long", folder);
@@ -286,10 +224,9 @@ static enum status read_json(const char *folder, const char *name, bool optional
     if (optional && access(path, F_OK) != 0) {
         return STATUS_OK;
     }
-    TRY(map_file(path, MODEL_JSON_BYTES_MAX, &file, err));
-    enum status status =
-        json_parse(file.bytes == NULL ? "" : file.bytes, file.byte_count, out, err);
-    unmap(&file);
+    TRY(mapped_file_open(path, BOUND_MODEL_JSON_BYTES, &file, err));
+    enum status status = json_parse((const char *)file.bytes, file.byte_count, out, err);
+    mapped_file_close(&file);
     if (status == STATUS_OK && json_kind(json_root(*out)) != JSON_KIND_OBJECT) {
         status = error_set(err, STATUS_CORRUPT, "the file holds no JSON object");
     }

@@ -659,8 +659,7 @@ static enum status hello_decode(const Tare__Hello *in, struct control_message *o
 
 static enum status capacity_decode(const Tare__Capacity *in, struct arena *arena,
                                    struct control_message *out, struct error *err) {
-    enum { LEDGER_LINES_MAX = 256 };
-    if (in->envelope == NULL || in->n_lines > LEDGER_LINES_MAX) {
+    if (in->envelope == NULL || in->n_lines > BOUND_LEDGER_LINES) {
         return broken(err, "a capacity report without envelope or with too many ledger lines");
     }
     struct ledger_line *lines = arena_array(arena, in->n_lines, sizeof *lines);

@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HEADER_BYTES_MAX = 100 * 1000 * 1000 };
-
 struct safetensors {
     struct json_doc *header;               // owns the names
     struct safetensors_tensor *tensors;    // sorted by name
@@ -171,7 +169,7 @@ static enum status check_cover(struct safetensors *file, const struct data_secti
 }
 
 // The JSON reader keeps the last of equal keys, so a repeated name is found in the text: the number
-// of members in the document is then smaller than the number of `"dtype"` keys.
+// of tensors in the document is then smaller than the number of `"data_offsets"` keys.
 static size_t count_occurrences(const uint8_t *bytes, size_t byte_count, const char *word) {
     size_t length = strlen(word);
     size_t count = 0;
@@ -225,10 +223,11 @@ enum status safetensors_parse(const void *bytes, size_t byte_count, struct safet
                          byte_count);
     }
     memcpy(&header_bytes, at, sizeof header_bytes);
-    if (header_bytes > HEADER_BYTES_MAX || header_bytes > byte_count - sizeof header_bytes) {
-        return error_set(err, STATUS_CORRUPT,
-                         "the header says %llu bytes; the file has %zu and the limit is %d",
-                         (unsigned long long)header_bytes, byte_count, HEADER_BYTES_MAX);
+    if (header_bytes > BOUND_SAFETENSORS_HEADER_BYTES ||
+        header_bytes > byte_count - sizeof header_bytes) {
+        return error_set(
+            err, STATUS_CORRUPT, "the header says %llu bytes; the file has %zu and the limit is %u",
+            (unsigned long long)header_bytes, byte_count, BOUND_SAFETENSORS_HEADER_BYTES);
     }
     if (header_bytes == 0 || at[8] != '{') {
         return error_set(err, STATUS_CORRUPT, "the header does not start with '{'");

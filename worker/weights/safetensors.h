@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Reader of a safetensors file that lies in memory (formats.md 2.1).
+// Reader of a safetensors file that lies in memory.
 //
 // The idea: the header is judged once, as a whole: names unique, shapes and types consistent with
 // their ranges, ranges contiguous from 0 to the end of the file. After that a tensor is a view.

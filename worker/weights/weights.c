@@ -2,30 +2,27 @@
 #include "worker/weights/weights.h"
 
 #include "common/bounds.h"
-#include "common/buf.h"
 #include "common/hash.h"
+#include "common/mapped_file.h"
 #include "common/memory.h"
 #include "worker/weights/safetensors.h"
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { FILES_MAX = 1024, PATH_BYTES = 4096, JSON_FILE_BYTES_MAX = 64 * 1024 * 1024 };
+enum { PATH_BYTES = 4096 };
 
-struct mapped_file {
+struct weights_file {
     char *path;
-    uint8_t *bytes;    // NULL for an empty file
-    uint64_t byte_count;
-    uint64_t mtime_ns;
+    struct mapped_file map;
     struct safetensors *safetensors;    // NULL in a GGUF model
 };
 
 struct weights {
     enum weights_container container;
-    struct mapped_file files[FILES_MAX];
+    struct weights_file files[BOUND_WEIGHT_FILES];
     uint32_t file_count;
     struct gguf *gguf;
     struct json_doc *config;
@@ -35,70 +32,37 @@ struct weights {
 
 // ---- files -------------------------------------------------------------------------------------
 
-static enum status map_file(const char *path, struct mapped_file *out, struct error *err) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return error_set_os(err, STATUS_NOT_FOUND, "'%s' cannot be opened", path);
-    }
-    struct stat info;
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-        close(fd);
-        return error_set(err, STATUS_NOT_FOUND, "'%s' is not a regular file", path);
-    }
-    out->byte_count = (uint64_t)info.st_size;
-    out->mtime_ns = (uint64_t)info.st_mtim.tv_sec * 1000000000u + (uint64_t)info.st_mtim.tv_nsec;
-    if (out->byte_count > 0) {
-        void *bytes = mmap(NULL, out->byte_count, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (bytes == MAP_FAILED) {
-            close(fd);
-            return error_set_os(err, STATUS_IO, "'%s' cannot be mapped", path);
-        }
-        out->bytes = bytes;
-        madvise(bytes, out->byte_count, MADV_SEQUENTIAL);
-    }
-    close(fd);
-    out->path = memory_strdup(path);
-    return out->path == NULL ? error_set(err, STATUS_EXHAUSTED, "no memory for a path") : STATUS_OK;
-}
-
-static void unmap_file(struct mapped_file *file) {
-    safetensors_destroy(file->safetensors);
-    if (file->bytes != NULL) {
-        munmap(file->bytes, file->byte_count);
-    }
-    memory_free(file->path);
-    memset(file, 0, sizeof *file);
-}
-
 static enum status read_json(const char *path, struct json_doc **out, struct error *err) {
-    struct mapped_file file = {0};
-    enum status status = map_file(path, &file, err);
-    if (status == STATUS_OK && file.byte_count > JSON_FILE_BYTES_MAX) {
-        status = error_set(err, STATUS_CORRUPT, "'%s' has %llu bytes; the limit is %d", path,
-                           (unsigned long long)file.byte_count, JSON_FILE_BYTES_MAX);
+    struct mapped_file file;
+    TRY(mapped_file_open(path, BOUND_MODEL_JSON_BYTES, &file, err));
+    enum status status = json_parse((const char *)file.bytes, file.byte_count, out, err);
+    if (status != STATUS_OK) {
+        error_context(err, "'%s'", path);
     }
-    if (status == STATUS_OK) {
-        status = json_parse(file.bytes == NULL ? "" : (const char *)file.bytes, file.byte_count,
-                            out, err);
-        if (status != STATUS_OK) {
-            error_context(err, "'%s'", path);
-        }
-    }
-    unmap_file(&file);
+    mapped_file_close(&file);
     return status;
 }
 
+static void close_file(struct weights_file *file) {
+    safetensors_destroy(file->safetensors);
+    mapped_file_close(&file->map);
+    memory_free(file->path);
+}
+
 static enum status add_file(struct weights *weights, const char *path, struct error *err) {
-    if (weights->file_count == FILES_MAX) {
-        return error_set(err, STATUS_UNSUPPORTED, "more than %d weight files", FILES_MAX);
+    if (weights->file_count == BOUND_WEIGHT_FILES) {
+        return error_set(err, STATUS_UNSUPPORTED, "more than %u weight files", BOUND_WEIGHT_FILES);
     }
-    struct mapped_file *file = &weights->files[weights->file_count];
-    enum status status = map_file(path, file, err);
-    if (status != STATUS_OK) {
-        return status;
-    }
+    struct weights_file *file = &weights->files[weights->file_count];
+    TRY(mapped_file_open(path, UINT64_MAX, &file->map, err));
     weights->file_count++;
-    return STATUS_OK;
+    // Read once, from front to end: the kernel may read ahead.
+    if (file->map.mapping != NULL) {
+        madvise(file->map.mapping, file->map.byte_count, MADV_SEQUENTIAL);
+    }
+    file->path = memory_strdup(path);
+    return file->path == NULL ? error_set(err, STATUS_EXHAUSTED, "no memory for a path")
+                              : STATUS_OK;
 }
 
 // ---- containers --------------------------------------------------------------------------------
@@ -106,9 +70,8 @@ static enum status add_file(struct weights *weights, const char *path, struct er
 static enum status open_gguf(struct weights *weights, const char *path, struct error *err) {
     weights->container = WEIGHTS_CONTAINER_GGUF;
     TRY(add_file(weights, path, err));
-    const struct mapped_file *file = &weights->files[0];
-    enum status status = gguf_parse(file->bytes == NULL ? (const uint8_t *)"" : file->bytes,
-                                    file->byte_count, &weights->gguf, err);
+    const struct mapped_file *map = &weights->files[0].map;
+    enum status status = gguf_parse(map->bytes, map->byte_count, &weights->gguf, err);
     if (status != STATUS_OK) {
         error_context(err, "'%s'", path);
         return status;
@@ -141,9 +104,9 @@ static enum status add_safetensors(struct weights *weights, const char *director
         }
     }
     TRY(add_file(weights, path, err));
-    struct mapped_file *file = &weights->files[weights->file_count - 1];
-    enum status status = safetensors_parse(file->bytes == NULL ? (const uint8_t *)"" : file->bytes,
-                                           file->byte_count, &file->safetensors, err);
+    struct weights_file *file = &weights->files[weights->file_count - 1];
+    enum status status =
+        safetensors_parse(file->map.bytes, file->map.byte_count, &file->safetensors, err);
     if (status != STATUS_OK) {
         error_context(err, "'%s'", path);
     }
@@ -183,11 +146,10 @@ static enum status open_directory(struct weights *weights, const char *path, str
 static void compute_digest(struct weights *weights) {
     uint64_t digest = 0;
     for (uint32_t i = 0; i < weights->file_count; i++) {
-        const struct mapped_file *file = &weights->files[i];
+        const struct mapped_file *file = &weights->files[i].map;
         // Headers lie at the front; the data itself is covered by size and modification time.
         uint64_t head = file->byte_count < 1024 * 1024 ? file->byte_count : 1024 * 1024;
-        uint64_t parts[3] = {file->byte_count, file->mtime_ns,
-                             file->bytes == NULL ? 0 : hash_bytes(file->bytes, head)};
+        uint64_t parts[3] = {file->byte_count, file->mtime_ns, hash_bytes(file->bytes, head)};
         digest = hash_u64(digest ^ hash_bytes(parts, sizeof parts));
     }
     snprintf(weights->digest, sizeof weights->digest, "%016llx", (unsigned long long)digest);
@@ -222,7 +184,7 @@ void weights_close(struct weights *weights) {
     json_destroy(weights->config);
     json_destroy(weights->index);
     for (uint32_t i = 0; i < weights->file_count; i++) {
-        unmap_file(&weights->files[i]);
+        close_file(&weights->files[i]);
     }
     memory_free(weights);
 }
@@ -239,14 +201,6 @@ const struct gguf *weights_gguf(const struct weights *weights) {
 
 const struct json *weights_config(const struct weights *weights) {
     return weights->config == NULL ? NULL : json_root(weights->config);
-}
-
-uint64_t weights_file_bytes(const struct weights *weights) {
-    uint64_t total = 0;
-    for (uint32_t i = 0; i < weights->file_count; i++) {
-        total += weights->files[i].byte_count;
-    }
-    return total;
 }
 
 const char *weights_digest(const struct weights *weights) {

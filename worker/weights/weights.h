@@ -44,7 +44,6 @@ void weights_close(struct weights *weights);    // accepts NULL
 enum weights_container weights_container(const struct weights *weights);
 const struct gguf *weights_gguf(const struct weights *weights);      // GGUF only, else NULL
 const struct json *weights_config(const struct weights *weights);    // config.json, else NULL
-uint64_t weights_file_bytes(const struct weights *weights);          // all files together
 // Identity of the files (sizes, headers, modification times), 16 hex digits.
 const char *weights_digest(const struct weights *weights);
 
