@@ -9,7 +9,6 @@
 #define OPTION_ALL_ (OPTION_PROGRAM_SERVE | OPTION_PROGRAM_CONTROLLER | OPTION_PROGRAM_WORKER)
 #define OPTION_SC_ (OPTION_PROGRAM_SERVE | OPTION_PROGRAM_CONTROLLER)
 #define OPTION_SW_ (OPTION_PROGRAM_SERVE | OPTION_PROGRAM_WORKER)
-#define OPTION_CW_ (OPTION_PROGRAM_CONTROLLER | OPTION_PROGRAM_WORKER)
 
 // id, name, kind, default (NULL: none), programs, help group, min, max, choices, help
 #define OPTION_TABLE(X)                                                                            \
@@ -17,7 +16,7 @@
       "GGUF file or Hugging Face directory (also the first word)")                                 \
     X(SERVED_MODEL_NAME, "served-model-name", LIST, NULL, OPTION_SC_, "model", 0, 0, NULL,         \
       "name or names clients use; the first appears in answers (default: from the file)")          \
-    X(MAX_MODEL_LEN, "max-model-len", INT, "-1", OPTION_ALL_, "model", -1, 1048576, NULL,          \
+    X(MAX_MODEL_LEN, "max-model-len", INT, "-1", OPTION_SW_, "model", -1, 1048576, NULL,           \
       "longest sequence in tokens; -1 takes the model's own limit")                                \
     X(SEED, "seed", INT, "0", OPTION_SC_, "model", 0, INT64_MAX, NULL,                             \
       "seed of requests that bring none; 0 draws one per request")                                 \
@@ -62,13 +61,14 @@
       "sequences that wait; more are answered 429")                                                \
     X(MAX_NUM_BATCHED_TOKENS, "max-num-batched-tokens", INT, "512", OPTION_ALL_, "scheduler", 1,   \
       65536, NULL, "rows of one step: prompt tokens and decoding sequences together")              \
-    X(ENABLE_PREFIX_CACHING, "enable-prefix-caching", BOOL, "false", OPTION_ALL_, "scheduler", 0,  \
-      0, NULL, "reuse the KV of equal prompt beginnings (not in this version: stays off)")         \
+    X(ENABLE_PREFIX_CACHING, "enable-prefix-caching", BOOL, "false", OPTION_PROGRAM_SERVE,         \
+      "scheduler", 0, 0, NULL,                                                                     \
+      "reuse the KV of equal prompt beginnings (not in this version: stays off)")                  \
     X(DEVICE, "device", STRING, "cpu", OPTION_SW_, "memory", 0, 0, NULL, "cpu")                    \
     X(DEVICE_MEMORY, "device-memory", INT, "0", OPTION_SW_, "memory", 0, INT64_MAX, NULL,          \
       "bytes the cpu device may use; 0: what the model needs plus 512 MiB of KV")                  \
     X(GPU_MEMORY_UTILIZATION, "gpu-memory-utilization", REAL, "0.92", OPTION_SW_, "memory", 0.01,  \
-      1.0, NULL, "share of the device's memory that may be used")                                  \
+      1.0, NULL, "share of --device-memory that may be used; no effect without it")                \
     X(KV_CACHE_MEMORY_BYTES, "kv-cache-memory-bytes", INT, "0", OPTION_SW_, "memory", 0,           \
       INT64_MAX, NULL, "bytes of KV cache; overrides the share; 0: what is left")                  \
     X(KV_CACHE_DTYPE, "kv-cache-dtype", CHOICE, "auto", OPTION_SW_, "memory", 0, 0,                \
