@@ -182,7 +182,7 @@ test-run:
 unit: $(OUT)/tests/unit/run    ## unit tests of one variant (BUILD=asan, CC=clang, SUITE=name)
 	@echo "unit tests, $(notdir $(CC)) $(BUILD)"; $(OUT)/tests/unit/run $(SUITE)
 
-integration: all    ## daemons on a socket, protocol and faults
+integration: all    ## numbers against an independent float64 implementation
 	@sh tests/integration/run.sh
 e2e: all    ## real clients against real processes
 	@sh tests/e2e/run.sh

@@ -4,7 +4,7 @@
 
 #include "common/status.h"
 
-// Process exit codes of the daemons, the numbers of sysexits(3) (interfaces.md 3.6).
+// Process exit codes of the daemons, the numbers of sysexits(3).
 //
 //   Owns nothing.  Thread any.  Allocates never.  Fails never.
 

@@ -10,7 +10,7 @@
 // What people see while the server starts: load bar, memory ledger, KV tokens, URL, a line to try.
 //
 // The idea: pure text from values; the caller decides where it goes. On a terminal the bar redraws
-// in place; elsewhere a line is written per ten per cent (interfaces.md 3.4).
+// in place; elsewhere a line is written per ten per cent.
 //
 //   Owns       nothing but the last state of the bar.
 //   Thread     the loop thread.

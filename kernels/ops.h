@@ -85,8 +85,8 @@ struct op_embed_args {
 
 enum op_input {
     OP_INPUT_PLAIN,       // x
-    OP_INPUT_RMS_NORM,    // norm_weight * x / sqrt(mean(x^2) + eps), float32 (models.md 1.3)
-    OP_INPUT_SILU_MUL,    // silu(x) * x2 (models.md 1.6)
+    OP_INPUT_RMS_NORM,    // norm_weight * x / sqrt(mean(x^2) + eps), float32
+    OP_INPUT_SILU_MUL,    // silu(x) * x2
 };
 
 enum { OP_MATMUL_WEIGHTS_MAX = 3 };
@@ -124,7 +124,7 @@ enum op_rope_pairing {
 };
 
 // Optional per-head RMS norm of q and k, rotary embedding of both, then k and v into the pool.
-// q is rewritten in place. Angles: position * inv_freq[j] (models.md 1.4).
+// q is rewritten in place. Angles: position * inv_freq[j].
 struct op_rope_append_args {
     const struct op_step *step;
     const struct op_kv_layout *kv;

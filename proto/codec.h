@@ -46,7 +46,7 @@ struct control_message {
     union {
         struct message_hello hello;
         struct message_welcome welcome;
-        struct message_text text;    // REFUSED, GOODBYE
+        struct message_text text;    // REFUSED, SHUTDOWN, GOODBYE
         struct message_progress progress;
         struct message_capacity capacity;
         struct message_heartbeat heartbeat;

@@ -16,9 +16,10 @@
 // (group, epoch, seq) in a fixed header, so a stale or repeated one is recognised before its body
 // is decoded. codec.h turns these structs into bytes; nothing else sees the wire form.
 //
-//   Owns       nothing: arrays point into the builder's memory, or into the arena given to the
-//   codec. Thread     any. Allocates  never. Fails      validators: INVALID naming the field and
-//   the bound.
+//   Owns       nothing: arrays point into the builder's memory, or the arena given to the codec.
+//   Thread     any.
+//   Allocates  never.
+//   Fails      validators: INVALID naming the field and the bound.
 
 // ---- identity ----------------------------------------------------------------------------------
 
@@ -119,8 +120,8 @@ struct plan {
     uint64_t group;
     uint64_t epoch;
     uint64_t seq;    // 1, 2, 3 ... within an epoch
-    uint32_t
-        decode_rows;    // implicit decode rows this step, as the controller counts them: a check
+    // Implicit decode rows of this step, as the controller counts them: a check.
+    uint32_t decode_rows;
     uint32_t admit_count, update_count, retire_count, prefill_count;
     const struct plan_admit *admits;
     const struct plan_update *updates;
@@ -165,7 +166,7 @@ struct step_result {
 
 // ---- joining -----------------------------------------------------------------------------------
 
-// What steps are proved to fit: the contract of design.md section 3.
+// What steps are proved to fit: the contract between worker and controller.
 struct envelope {
     uint32_t tokens;               // rows of one step, prefill and decode together
     uint32_t seqs;                 // slots
@@ -197,7 +198,7 @@ struct message_welcome {
     uint32_t lease_ms;
 };
 
-struct message_text {    // REFUSED, GOODBYE
+struct message_text {    // REFUSED, SHUTDOWN, GOODBYE
     uint32_t code;       // a process exit code
     const char *text;
 };

@@ -62,7 +62,7 @@ static bool set_int(void *socket, int option, int value) {
     return zmq_setsockopt(socket, option, &value, sizeof value) == 0;
 }
 
-// serving.md 2.1: every limit that libzmq leaves open by default.
+// Every limit that libzmq leaves open by default.
 static bool set_options(struct transport *transport, const struct transport_options *options) {
     void *socket = transport->socket;
     int64_t message_bytes_max = (int64_t)options->message_bytes_max;

@@ -137,7 +137,7 @@ static void reject(struct core *core, const struct core_request *spec, enum reje
 
 // ---- requests ----------------------------------------------------------------------------------
 
-// Time until half of the line is served, at the recent pace (serving.md 1.8).
+// Time until half of the line is served, at the recent pace.
 static uint32_t retry_after_ms(const struct core *core) {
     double waiting = (double)request_waiting_count(core->requests);
     double ms = waiting * 0.5 * core->us_per_finish / 1000.0;
@@ -397,7 +397,7 @@ static void take_result(struct core *core, const struct core_input *input) {
     finish_scored(core);
 }
 
-// A step is overdue past six times its predicted time, and never before a second (serving.md 2.6).
+// A step is overdue past six times its predicted time, and never before a second.
 static uint64_t step_overdue_us(const struct core *core, uint64_t now_us) {
     if (!core->outstanding) {
         return 0;

@@ -10,8 +10,7 @@
 // The idea: every running request holds some KV blocks and may need some more to reach its end; all
 // it holds returns then. The state is safe when the requests can finish in some order: by ascending
 // need, need_i <= free + sum of held_j over j before i. A segment tree over need values keeps, per
-// node, the sum of held and the largest shortfall d; the state is safe when root.d <= free
-// (serving.md 1.7).
+// node, the sum of held and the largest shortfall d; the state is safe when root.d <= free.
 //
 //   Owns       its nodes.
 //   Thread     the loop thread.

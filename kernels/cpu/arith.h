@@ -53,7 +53,7 @@ static inline float arith_exp(float x) {
     return x != x ? x : p;
 }
 
-// silu(x) = x * sigmoid(x) (models.md 1.6).
+// silu(x) = x * sigmoid(x).
 static inline float arith_silu(float x) {
     return x / (1.0f + arith_exp(-x));
 }
@@ -79,7 +79,7 @@ static inline float arith_sum_squares(const float *x, uint32_t count) {
     return arith_fold8(lane);
 }
 
-// 1 / sqrt(mean(x^2) + eps) (models.md 1.3).
+// 1 / sqrt(mean(x^2) + eps).
 static inline float arith_rms_factor(float sum_squares, uint32_t count, float eps) {
     return 1.0f / sqrtf(sum_squares / (float)count + eps);
 }

@@ -119,7 +119,7 @@ static void pack_small(enum dtype dtype, uint8_t *out, unsigned row, const uint8
     copy_nibbles(out, row, block);
 }
 
-// Six-bit scale and minimum j of the 12 packed bytes (formats.md section 6, Q4_K).
+// Six-bit scale and minimum j of the 12 packed bytes of Q4_K.
 static void k_scale(const uint8_t *b, unsigned j, unsigned *scale, unsigned *min) {
     if (j < 4) {
         *scale = b[j] & 63;

@@ -94,7 +94,7 @@ struct model_view {    // what a forward function reads
 };
 const struct model_view *model_view(const struct model *model);
 
-// Dense pre-norm decoder with grouped-query attention: llama, qwen3 (models.md 1.7, 2.3, 3.3).
+// Dense pre-norm decoder with grouped-query attention: llama, qwen3.
 void model_dense_forward(const struct model *model, struct reader *reader,
                          const struct forward_step *step);
 

@@ -124,7 +124,7 @@ static enum status read_gguf_rope(struct gguf_reader *r, const struct weights *w
         return error_set(err, STATUS_UNSUPPORTED, "rotary scaling '%.*s' is not built",
                          (int)(type.byte_count < 40 ? type.byte_count : 40), type.bytes);
     }
-    // Llama files have their Q and K rows permuted for interleaved pairs (formats.md 8.1).
+    // Llama files have their Q and K rows permuted for interleaved pairs.
     c->rope.pairing = strcmp(c->arch, "llama") == 0 ? OP_ROPE_INTERLEAVED : OP_ROPE_HALF;
     return STATUS_OK;
 }
@@ -286,8 +286,7 @@ enum status model_config_read(const struct weights *weights, struct model_config
 
 // ---- rotary frequencies ------------------------------------------------------------------------
 
-// models.md 1.4, scaling llama3: long wavelengths are divided, short ones kept, between them
-// blended.
+// Scaling llama3: long wavelengths are divided, short ones kept, between them blended.
 static double llama3_frequency(const struct rope_config *rope, double frequency) {
     double wavelength = 2.0 * PI / frequency;
     if (wavelength < rope->original_context / rope->high_freq_factor) {
@@ -301,8 +300,8 @@ static double llama3_frequency(const struct rope_config *rope, double frequency)
     return (1.0 - smooth) * frequency / rope->factor + smooth * frequency;
 }
 
-// models.md 1.4, scaling yarn: the dimension at which a frequency turns `rotations` times within
-// the original context.
+// Scaling yarn: the dimension at which a frequency turns `rotations` times within the original
+// context.
 static double yarn_dimension(const struct rope_config *rope, double rotations) {
     return rope->dims * log(rope->original_context / (2.0 * PI * rotations)) /
            (2.0 * log(rope->theta));

@@ -10,9 +10,8 @@
 
 // What a model is, in numbers: read from GGUF metadata or config.json, checked, frozen.
 //
-// The idea: both containers say the same things under different names (models.md 1.2,
-// formats.md 7.2). After reading, nothing else looks at metadata, and every number lies within
-// common/bounds.h.
+// The idea: both containers say the same things under different names. After reading, nothing else
+// looks at metadata, and every number lies within common/bounds.h.
 //
 //   Owns nothing.  Thread any.  Allocates never.
 //   Fails      CORRUPT or UNSUPPORTED naming the key.
@@ -57,7 +56,7 @@ struct model_config {
 enum status model_config_read(const struct weights *weights, struct model_config *out,
                               struct error *err) MUST_USE;
 
-// Inverse frequencies after scaling, [dims / 2], and the factor on cos and sin (models.md 1.4).
+// Inverse frequencies after scaling, [dims / 2], and the factor on cos and sin.
 // `divisors` is NULL, or [dims / 2] for ROPE_SCALING_TABLE.
 void rope_frequencies(const struct rope_config *rope, const float *divisors, double *inv_freq,
                       double *amplitude);

@@ -3,7 +3,7 @@
 #include "worker/model/model.h"
 #include <math.h>
 
-// The dense decoder of models.md 1.7: x += Wo attention(norm1(x)); x += Wd swiglu(norm2(x)).
+// The dense decoder: x += Wo attention(norm1(x)); x += Wd swiglu(norm2(x)).
 // Six operations a layer; norms and the gate are folded into the products that read them.
 
 struct dense_buffers {
