@@ -16,6 +16,9 @@ under /usr, every script of Unicode as words, emoji, controls, random bytes read
 UTF-8 with replacement characters, digits and spaces of all kinds. Code points that Python's own
 Unicode version does not know are left out: the reference's engines differ there among themselves.
 
+--record FILE writes the reference's ids of a few short texts for the first FILE given: the unit test
+of the demo model reads them.
+
 Exit status 0 means 0 differences.
 """
 import argparse
@@ -272,12 +275,31 @@ def report(name, texts, want, got):
     return len(bad)
 
 
+SHORT_TEXTS = [
+    "", "Hello, we can use", "The capital of France is", "\n", "Hello world! 123",
+    "Caf\u00e9 d\u00e9j\u00e0 vu.", "  multiple   spaces", "I'm sure they'LL've done it",
+    "1234567890 3.14 \u0663\u0967\u00bd", "a\n\n  b\r\nc\t\td ", "x=1;\n\treturn (x)  \n",
+    "\u4f60\u597d\uff0c\u4e16\u754c\uff01", "e\u0301 vs \u00e9", "\u0928\u092e\u0938\u094d\u0924\u0947",
+    "don't stop \u2014 \u201cquoted\u201d\u2026", "\u00a0nb\u2003em\u3000wide", "\U0001f600\U0001f1e9\U0001f1ea",
+    "<|im_start|>user\nHi<|im_end|>\n", "<|im_start|", "\u0000\u0001\u007f\ufeff", " 12 a 1", "word" * 40,
+]
+
+
+def record(path, hf, name):
+    rows = [{"text": t, "ids": hf.encode(t, add_special_tokens=False).ids} for t in SHORT_TEXTS]
+    with open(path, "w", encoding="utf-8") as f:
+        f.write('{"model":' + json.dumps(name) + ',"cases":[\n')
+        f.write(",\n".join(json.dumps(r, separators=(",", ":")) for r in rows) + "\n]}\n")
+    print(f"recorded {len(rows)} texts in {path}")
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
     parser.add_argument("files", nargs="+")
     parser.add_argument("--mb", type=float, default=6)
     parser.add_argument("--as", dest="family", default=None)
+    parser.add_argument("--record", default=None)
     args = parser.parse_args()
     from tokenizers import Tokenizer
     find_left_out()
@@ -300,6 +322,9 @@ def main():
                 reference = path
                 inputs = [(base, path)]
             hf = Tokenizer.from_file(reference)
+            if args.record:
+                record(args.record, hf, base)
+                args.record = None
             want = [e.ids for e in hf.encode_batch_fast(plain, add_special_tokens=False)]
             for name, file in inputs:
                 wrong += report(name, texts, want, ours(args.program, file, texts, False))

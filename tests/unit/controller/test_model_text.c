@@ -305,6 +305,86 @@ START_TEST(a_gguf_file_gives_the_same_things) {
 }
 END_TEST
 
+// ---- the demo model ----------------------------------------------------------------------------
+
+static const char demo_path[] = "models/smollm2-135m-instruct-q4_1.gguf";
+
+// `make test` fetches the file first; a bare `make unit` may run without it.
+static bool demo_is_here(void) {
+    bool here = access(demo_path, R_OK) == 0;
+    if (!here) {
+        printf("the demo model is not here (make model): its recorded ids are not checked\n");
+    }
+    return here;
+}
+
+static struct json_doc *read_vectors(void) {
+    FILE *file = fopen("tests/golden/tokenizer_vectors.json", "rb");
+    ck_assert_msg(file != NULL, "run the tests from the top of the tree");
+    static char text[65536];
+    size_t byte_count = fread(text, 1, sizeof text, file);
+    fclose(file);
+    struct json_doc *doc = NULL;
+    ck_assert_int_eq(json_parse(text, byte_count, &doc, NULL), STATUS_OK);
+    return doc;
+}
+
+START_TEST(the_demo_model_gives_the_ids_of_the_reference) {
+    if (!demo_is_here()) {
+        return;
+    }
+    struct model_text *text = open_good(demo_path, NULL);
+    struct json_doc *doc = read_vectors();
+    const struct json *cases = json_get(json_root(doc), "cases");
+    ck_assert_uint_ge(json_count(cases), 20);
+    for (size_t i = 0; i < json_count(cases); i++) {
+        size_t byte_count = 0;
+        const char *input = json_text(json_get(json_at(cases, i), "text"), &byte_count);
+        const struct json *want = json_get(json_at(cases, i), "ids");
+        struct token_list got;
+        token_list_init(&got, 1000);
+        ck_assert_int_eq(tokenizer_encode(model_text_tokenizer(text), input, byte_count,
+                                          (struct tokenizer_options){.parse_special = true}, &got,
+                                          NULL),
+                         STATUS_OK);
+        ck_assert_msg(got.count == json_count(want), "'%s': %zu tokens", input, got.count);
+        for (size_t k = 0; k < got.count; k++) {
+            ck_assert_msg(got.ids[k] == (uint32_t)json_int(json_at(want, k)), "'%s' at %zu", input,
+                          k);
+        }
+        token_list_deinit(&got);
+    }
+    json_destroy(doc);
+    model_text_close(text);
+}
+END_TEST
+
+START_TEST(the_demo_model_chats) {
+    if (!demo_is_here()) {
+        return;
+    }
+    struct model_text *text = open_good(demo_path, NULL);
+    struct json_doc *doc = NULL;
+    static const char talk[] = "[{\"role\":\"user\",\"content\":\"Hi\"}]";
+    ck_assert_int_eq(json_parse(talk, sizeof talk - 1, &doc, NULL), STATUS_OK);
+    struct buf out;
+    buf_init(&out, 10000);
+    struct chat_template_input input = {.messages = json_root(doc), .add_generation_prompt = true};
+    ck_assert_int_eq(chat_template_render(model_text_template(text), &input, &out, NULL),
+                     STATUS_OK);
+    ck_assert_str_eq(buf_cstr(&out),
+                     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by "
+                     "Hugging Face<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+                     "<|im_start|>assistant\n");
+    ck_assert_uint_eq(model_text_context_tokens(text), 8192);
+    ck_assert_uint_eq(model_text_logit_rows(text), 49152);
+    ck_assert(tokenizer_is_eos(model_text_tokenizer(text), 2));
+    buf_deinit(&out);
+    json_destroy(doc);
+    model_text_close(text);
+}
+END_TEST
+
 Suite *suite_model_text(void) {
     Suite *suite = suite_create("controller/model_text");
     TCase *tc = tcase_create("all");
@@ -315,6 +395,8 @@ Suite *suite_model_text(void) {
     tcase_add_test(tc, what_is_missing_is_named_with_a_remedy);
     tcase_add_test(tc, what_is_wrong_is_named_with_its_file);
     tcase_add_test(tc, a_gguf_file_gives_the_same_things);
+    tcase_add_test(tc, the_demo_model_gives_the_ids_of_the_reference);
+    tcase_add_test(tc, the_demo_model_chats);
     suite_add_tcase(suite, tc);
     return suite;
 }
