@@ -143,6 +143,9 @@ static enum status set_value(struct config *config, enum option_id id, const cha
     if (rank < value->rank) {
         return STATUS_OK;
     }
+    if (strpbrk(text, "\r\n") != NULL) {
+        return error_set(err, STATUS_INVALID, "--%s holds a line break (%s)", row->name, source);
+    }
     if (rank > value->rank) {
         drop_items(value);
     }

@@ -196,9 +196,10 @@ size_t log_format_line(const struct log_stamp *stamp, const char *message, char 
         put_str(&line, ": ");
         put_str(&line, message);
     }
-    // A message never breaks the one-line rule.
+    // A message never breaks the one-line rule, and no byte of it drives a terminal.
     for (size_t i = 0; i < line.used; i++) {
-        if (out[i] == '\n' || out[i] == '\r') {
+        unsigned char c = (unsigned char)out[i];
+        if (c < 0x20 || c == 0x7F) {
             out[i] = ' ';
         }
     }

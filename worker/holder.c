@@ -35,16 +35,31 @@ bool holder_is_child(int *argc, char **argv, struct holder_fds *fds) {
     return true;
 }
 
+// Signals that the parent waits for; they are blocked, so that none is missed between two looks.
+static void watched_signals(sigset_t *set) {
+    sigemptyset(set);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGINT);
+    sigaddset(set, SIGCHLD);
+}
+
 static void become_child(char **argv, const struct holder_fds *fds) {
     // Without the parent nobody holds the memory: the child goes with it.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    sigset_t watched;
+    watched_signals(&watched);
+    sigprocmask(SIG_UNBLOCK, &watched, NULL);
     char word[64];
     snprintf(word, sizeof word, "%s%d,%d", CHILD_WORD, fds->weights, fds->kv);
     char *words[WORDS_MAX];
     size_t count = 0;
     words[count++] = argv[0];
     words[count++] = word;
-    for (size_t i = 1; argv[i] != NULL && count < WORDS_MAX - 1; i++) {
+    for (size_t i = 1; argv[i] != NULL; i++) {
+        if (count == WORDS_MAX - 1) {
+            log_error("holder", "more than %d words on the command line", WORDS_MAX - 2);
+            _exit(EXIT_CODE_USAGE);
+        }
         words[count++] = argv[i];
     }
     words[count] = NULL;
@@ -53,16 +68,15 @@ static void become_child(char **argv, const struct holder_fds *fds) {
 }
 
 // Waits for the child, passing a stop signal on once. Returns its wait status.
-static int wait_for(pid_t child, const volatile int *stop) {
+static int wait_for(pid_t child, bool *stopping) {
+    sigset_t watched;
+    watched_signals(&watched);
     int status = 0;
-    bool passed_on = false;
-    while (waitpid(child, &status, 0) < 0) {
-        if (errno != EINTR) {
-            return -1;
-        }
-        if (*stop != 0 && !passed_on) {
+    while (waitpid(child, &status, WNOHANG) != child) {
+        int signal = sigwaitinfo(&watched, NULL);
+        if ((signal == SIGTERM || signal == SIGINT) && !*stopping) {
+            *stopping = true;
             kill(child, SIGTERM);
-            passed_on = true;
         }
     }
     return status;
@@ -81,7 +95,8 @@ static int exit_code_of(int wait_status) {
     return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : EXIT_CODE_SOFTWARE;
 }
 
-static int supervise(char **argv, const struct holder_fds *fds, const volatile int *stop) {
+static int supervise(char **argv, const struct holder_fds *fds) {
+    bool stopping = false;
     uint64_t deaths[HOLDER_RESTARTS_MAX] = {0};    // times of the last deaths, a ring
     for (uint32_t count = 0;; count++) {
         pid_t child = fork();
@@ -93,9 +108,9 @@ static int supervise(char **argv, const struct holder_fds *fds, const volatile i
             become_child(argv, fds);
         }
         log_info("holder", "child started pid=%d", (int)child);
-        int status = wait_for(child, stop);
-        if (*stop != 0 || !worth_a_restart(status)) {
-            return *stop != 0 && WIFSIGNALED(status) ? EXIT_CODE_OK : exit_code_of(status);
+        int status = wait_for(child, &stopping);
+        if (stopping || !worth_a_restart(status)) {
+            return stopping && WIFSIGNALED(status) ? EXIT_CODE_OK : exit_code_of(status);
         }
         uint64_t now_us = clock_monotonic_us();
         uint64_t oldest = deaths[count % HOLDER_RESTARTS_MAX];
@@ -111,14 +126,17 @@ static int supervise(char **argv, const struct holder_fds *fds, const volatile i
     }
 }
 
-int holder_run(char **argv, const volatile int *stop) {
+int holder_run(char **argv) {
+    sigset_t watched;
+    watched_signals(&watched);
+    sigprocmask(SIG_BLOCK, &watched, NULL);
     struct holder_fds fds = {memfd_create("tare-weights", 0), memfd_create("tare-kv", 0)};
     int code;
     if (fds.weights < 0 || fds.kv < 0) {
         log_error("holder", "no memory files: %s", strerror(errno));
         code = EXIT_CODE_OS;
     } else {
-        code = supervise(argv, &fds, stop);
+        code = supervise(argv, &fds);
     }
     if (fds.weights >= 0) {
         close(fds.weights);

@@ -26,7 +26,7 @@ struct holder_fds {
 // True when argv[1] names inherited descriptors: this process is the child. The word is removed.
 bool holder_is_child(int *argc, char **argv, struct holder_fds *fds);
 
-// Runs the parent; returns the exit code. `stop` is set by SIGTERM and SIGINT, which are passed on.
-int holder_run(char **argv, const volatile int *stop);
+// Runs the parent; returns the exit code. SIGTERM and SIGINT are passed on to the child.
+int holder_run(char **argv);
 
 #endif

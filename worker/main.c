@@ -91,6 +91,10 @@ static enum status check(const struct config *config, struct error *err) {
                          "--controller is missing: the run directory of the "
                          "controller, as ipc:///DIR");
     }
+    if (config_int(config, OPTION_MAX_MODEL_LEN) == 0) {
+        return error_set(err, STATUS_INVALID,
+                         "--max-model-len 0: give a number of tokens, or -1 for the model's limit");
+    }
     int64_t block = config_int(config, OPTION_BLOCK_SIZE);
     if ((block & (block - 1)) != 0) {
         return error_set(err, STATUS_INVALID, "--block-size %lld: use 16, 32, 64, 128 or 256",
@@ -134,7 +138,7 @@ int main(int argc, char **argv) {
         return checked;
     }
     install_signals();
-    int code = child ? run_child(config, &fds) : holder_run(argv, &stop_requested);
+    int code = child ? run_child(config, &fds) : holder_run(argv);
     config_destroy(config);
     return code;
 }

@@ -21,6 +21,27 @@ static enum status check_range(const char *what, uint64_t value, uint64_t min, u
     return STATUS_OK;
 }
 
+// Numbers that the scaling formulas divide by or take logarithms of.
+static enum status check_rope(const struct rope_config *rope, struct error *err) {
+    bool good =
+        rope->theta >= 1.0 && rope->theta < 1e15 && rope->factor >= 1.0 && rope->factor < 1e6;
+    if (rope->scaling == ROPE_SCALING_LLAMA3) {
+        good = good && rope->original_context >= 1.0 && rope->low_freq_factor > 0.0 &&
+               rope->high_freq_factor > rope->low_freq_factor;
+    }
+    if (rope->scaling == ROPE_SCALING_YARN) {
+        good = good && rope->theta > 1.0 && rope->original_context >= 1.0 &&
+               rope->beta_slow > 0.0 && rope->beta_fast > rope->beta_slow &&
+               rope->attention_factor >= 0.0;
+    }
+    if (!good) {
+        return error_set(err, STATUS_CORRUPT,
+                         "rotary numbers are out of range: base %g, factor %g, original context %g",
+                         rope->theta, rope->factor, rope->original_context);
+    }
+    return STATUS_OK;
+}
+
 static enum status check_config(const struct model_config *c, struct error *err) {
     TRY(check_range("hidden size", c->hidden, 1, BOUND_HIDDEN, err));
     TRY(check_range("inner size", c->inter, 1, (uint64_t)BOUND_HIDDEN * 8, err));
@@ -45,12 +66,7 @@ static enum status check_config(const struct model_config *c, struct error *err)
     if (!(c->rms_eps > 0.0f && c->rms_eps < 1.0f)) {
         return error_set(err, STATUS_CORRUPT, "RMS norm epsilon is %g", (double)c->rms_eps);
     }
-    if (!(c->rope.theta >= 1.0 && c->rope.theta < 1e15) ||
-        !(c->rope.factor >= 1.0 && c->rope.factor < 1e6)) {
-        return error_set(err, STATUS_CORRUPT, "rotary base %g or factor %g is out of range",
-                         c->rope.theta, c->rope.factor);
-    }
-    return STATUS_OK;
+    return check_rope(&c->rope, err);
 }
 
 static void set_defaults(struct model_config *c) {
