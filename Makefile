@@ -98,7 +98,7 @@ ALL_O := $(BASE_O) $(CONTROLLER_O) $(WORKER_O) $(CLI_O)
 PROGRAMS := tare tare-controller tare-worker
 BINS := $(PROGRAMS:%=$(OUT)/bin/%)
 
-.PHONY: all programs test check tidy bench bench-cpu fuzz serve model deps deps-test test-run unit asan tsan \
+.PHONY: unit-kernels unit-others all programs test check tidy bench bench-cpu fuzz serve model deps deps-test test-run unit asan tsan \
     integration e2e chaos format lint info help clean
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -174,13 +174,20 @@ test-run:
 	@$(MAKE) --no-print-directory -j$(JOBS) all $(OUT)/tests/unit/run
 	@$(MAKE) --no-print-directory tidy
 	@$(MAKE) --no-print-directory unit
-	@$(MAKE) --no-print-directory -j$(JOBS) unit BUILD=asan
+	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=asan $(OUT:%-$(BUILD)=%-asan)/tests/unit/run
+	@$(MAKE) --no-print-directory -j2 unit-kernels unit-others BUILD=asan
 	@$(MAKE) --no-print-directory integration
 	@$(MAKE) --no-print-directory e2e
 	@echo "make test: all parts passed"
 
 unit: $(OUT)/tests/unit/run    ## unit tests of one variant (BUILD=asan, CC=clang, SUITE=name)
 	@echo "unit tests, $(notdir $(CC)) $(BUILD)"; $(OUT)/tests/unit/run $(SUITE)
+
+# The same suites in two halves, for two cores.
+unit-kernels: $(OUT)/tests/unit/run
+	@$(OUT)/tests/unit/run kernels/
+unit-others: $(OUT)/tests/unit/run
+	@$(OUT)/tests/unit/run common/ proto/ controller/ worker/
 
 integration: all    ## numbers against an independent float64 implementation
 	@sh tests/integration/run.sh

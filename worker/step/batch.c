@@ -303,6 +303,13 @@ static enum status judge(struct batch *batch, const struct plan *plan, struct er
 
 // ---- applying a plan ---------------------------------------------------------------------------
 
+// An empty list has no address.
+static void copy_blocks(uint32_t *to, const uint32_t *from, uint32_t count) {
+    if (count > 0) {
+        memcpy(to, from, count * sizeof *to);
+    }
+}
+
 static void admit(struct batch *batch, const struct plan_admit *admit) {
     struct slot *slot = &batch->slots[admit->ref.slot];
     slot->gen = admit->ref.gen;
@@ -318,7 +325,7 @@ static void admit(struct batch *batch, const struct plan_admit *admit) {
             (struct op_token_bias){admit->sampling.bias[i].token, admit->sampling.bias[i].bias};
     }
     slot->sampling.bias = NULL;    // the plan's memory goes; slot->bias stays
-    memcpy(blocks_of(batch, admit->ref.slot), admit->blocks, admit->block_count * sizeof(uint32_t));
+    copy_blocks(blocks_of(batch, admit->ref.slot), admit->blocks, admit->block_count);
 }
 
 static void change(struct batch *batch, const struct plan *plan) {
@@ -331,8 +338,8 @@ static void change(struct batch *batch, const struct plan *plan) {
     for (uint32_t i = 0; i < plan->update_count; i++) {
         const struct plan_update *update = &plan->updates[i];
         struct slot *slot = &batch->slots[update->ref.slot];
-        memcpy(blocks_of(batch, update->ref.slot) + slot->block_count, update->append_blocks,
-               update->append_count * sizeof(uint32_t));
+        copy_blocks(blocks_of(batch, update->ref.slot) + slot->block_count, update->append_blocks,
+                    update->append_count);
         slot->block_count += update->append_count;
         slot->paused = slot->next_paused;
     }
