@@ -63,6 +63,7 @@ struct attention_kernels {
 
 extern const struct attention_kernels attention_kernels_scalar;
 extern const struct attention_kernels attention_kernels_avx2;
+extern const struct attention_kernels attention_kernels_avx512;
 
 size_t attention_scratch(const struct op_ctx *ctx, const struct op_attention_args *args,
                          const struct attention_kernels *kernels);

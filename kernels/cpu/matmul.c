@@ -192,9 +192,10 @@ static void choose_strips(struct job *job, uint32_t strip_groups) {
 }
 
 static void run_tiles(const struct op_ctx *ctx, struct job *job) {
-    // Panels of equal size, in threes: the inner tile takes three rows at a time.
-    uint32_t panel_count = div_up(job->input.row_count, MATMUL_TILE_ROWS);
-    job->panel_rows = div_up(div_up(job->input.row_count, panel_count), 3) * 3;
+    // Panels of equal size, in whole steps of the inner tile.
+    uint32_t step = job->kernels->row_step;
+    uint32_t panel_count = div_up(job->input.row_count, MATMUL_TILE_ROWS / step * step);
+    job->panel_rows = div_up(div_up(job->input.row_count, panel_count), step) * step;
     panel_count = div_up(job->input.row_count, job->panel_rows);
     choose_strips(job, STRIP_GROUPS_LONG);
     if (job->strips_per_panel * panel_count < TASKS_PER_THREAD * ctx->thread_count) {

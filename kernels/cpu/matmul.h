@@ -27,7 +27,7 @@
 
 enum {
     MATMUL_PASS_ROWS = 512,    // input rows prepared at once: bounds the scratch
-    MATMUL_TILE_ROWS = 126,    // input rows of one task: what stays in a core's second-level cache
+    MATMUL_TILE_ROWS = 128,    // most input rows of a task: what stays in a second-level cache
     MATMUL_FEW_ROWS = 3,       // up to this many, reading weights takes longer than multiplying
     MATMUL_PLAIN_SPAN = 64,    // columns of one chain of a plain weight
 };
@@ -63,6 +63,7 @@ struct matmul_kernels {
                     const struct matmul_input *input, uint32_t out_row);
     void (*tile)(const struct matmul_tile *tile);
     size_t thread_scratch_bytes;
+    uint32_t row_step;    // input rows the inner step takes at once: tiles have a multiple of them
 };
 
 extern const struct matmul_kernels matmul_kernels_scalar;

@@ -13,4 +13,5 @@ const struct matmul_kernels matmul_kernels_avx2 = {
     .prepare = matmul_prepare_avx2,
     .tile = tile_avx2,
     .thread_scratch_bytes = MATMUL_SCRATCH_BYTES,
+    .row_step = 3,
 };

@@ -106,4 +106,5 @@ const struct matmul_kernels matmul_kernels_scalar = {
     .prepare = prepare_scalar,
     .tile = tile_scalar,
     .thread_scratch_bytes = 0,
+    .row_step = 1,
 };

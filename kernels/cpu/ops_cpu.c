@@ -24,103 +24,60 @@ static size_t sample_scratch_bytes(const struct op_ctx *ctx, const struct op_sam
     return sample_scratch(ctx, args);
 }
 
-// ---- scalar ------------------------------------------------------------------------------------
+// ---- tables ------------------------------------------------------------------------------------
 
-static size_t scalar_matmul_scratch(const struct op_ctx *ctx, const struct op_matmul_args *args) {
-    return matmul_scratch(ctx, args, &matmul_kernels_scalar);
-}
+// The table `ops_<isa>` from the inner pieces of each operation; all tables share packed weights and
+// KV pages.
+#define TABLE(isa, table_name, matmul_pieces, rms_norm_row, rope_row, attention_pieces,            \
+              sample_pieces)                                                                       \
+    static size_t isa##_matmul_scratch(const struct op_ctx *ctx,                                   \
+                                       const struct op_matmul_args *args) {                        \
+        return matmul_scratch(ctx, args, &matmul_pieces);                                          \
+    }                                                                                              \
+    static void isa##_matmul(const struct op_ctx *ctx, const struct op_matmul_args *args) {        \
+        matmul_run(ctx, args, &matmul_pieces);                                                     \
+    }                                                                                              \
+    static void isa##_rms_norm(const struct op_ctx *ctx, const struct op_rms_norm_args *args) {    \
+        elementwise_rms_norm(ctx, args, rms_norm_row);                                             \
+    }                                                                                              \
+    static void isa##_rope_append(const struct op_ctx *ctx,                                        \
+                                  const struct op_rope_append_args *args) {                        \
+        rope_append_run(ctx, args, rope_row);                                                      \
+    }                                                                                              \
+    static size_t isa##_attention_scratch(const struct op_ctx *ctx,                                \
+                                          const struct op_attention_args *args) {                  \
+        return attention_scratch(ctx, args, &attention_pieces);                                    \
+    }                                                                                              \
+    static void isa##_attention(const struct op_ctx *ctx, const struct op_attention_args *args) {  \
+        attention_run(ctx, args, &attention_pieces);                                               \
+    }                                                                                              \
+    static void isa##_sample(const struct op_ctx *ctx, const struct op_sample_args *args) {        \
+        sample_run(ctx, args, &sample_pieces);                                                     \
+    }                                                                                              \
+    static const struct ops ops_##isa = {                                                          \
+        .name = table_name,                                                                        \
+        .weight_supported = pack_supported,                                                        \
+        .weight_bytes = pack_weight_bytes,                                                         \
+        .weight_pack_rows = pack_rows,                                                             \
+        .weight_pack = pack_weight,                                                                \
+        .kv_page_bytes = page_bytes,                                                               \
+        .embed = elementwise_embed,                                                                \
+        .matmul_scratch = isa##_matmul_scratch,                                                    \
+        .matmul = isa##_matmul,                                                                    \
+        .rms_norm = isa##_rms_norm,                                                                \
+        .rope_append = isa##_rope_append,                                                          \
+        .attention_scratch = isa##_attention_scratch,                                              \
+        .attention = isa##_attention,                                                              \
+        .sample_scratch = sample_scratch_bytes,                                                    \
+        .sample = isa##_sample,                                                                    \
+    };
 
-static void scalar_matmul(const struct op_ctx *ctx, const struct op_matmul_args *args) {
-    matmul_run(ctx, args, &matmul_kernels_scalar);
-}
-
-static void scalar_rms_norm(const struct op_ctx *ctx, const struct op_rms_norm_args *args) {
-    elementwise_rms_norm(ctx, args, rms_norm_row_scalar);
-}
-
-static void scalar_rope_append(const struct op_ctx *ctx, const struct op_rope_append_args *args) {
-    rope_append_run(ctx, args, rope_row_scalar);
-}
-
-static size_t scalar_attention_scratch(const struct op_ctx *ctx,
-                                       const struct op_attention_args *args) {
-    return attention_scratch(ctx, args, &attention_kernels_scalar);
-}
-
-static void scalar_attention(const struct op_ctx *ctx, const struct op_attention_args *args) {
-    attention_run(ctx, args, &attention_kernels_scalar);
-}
-
-static void scalar_sample(const struct op_ctx *ctx, const struct op_sample_args *args) {
-    sample_run(ctx, args, &sample_kernels_scalar);
-}
-
-static const struct ops ops_scalar = {
-    .name = "cpu-scalar",
-    .weight_supported = pack_supported,
-    .weight_bytes = pack_weight_bytes,
-    .weight_pack_rows = pack_rows,
-    .weight_pack = pack_weight,
-    .kv_page_bytes = page_bytes,
-    .embed = elementwise_embed,
-    .matmul_scratch = scalar_matmul_scratch,
-    .matmul = scalar_matmul,
-    .rms_norm = scalar_rms_norm,
-    .rope_append = scalar_rope_append,
-    .attention_scratch = scalar_attention_scratch,
-    .attention = scalar_attention,
-    .sample_scratch = sample_scratch_bytes,
-    .sample = scalar_sample,
-};
-
-// ---- AVX2 --------------------------------------------------------------------------------------
-
-static size_t avx2_matmul_scratch(const struct op_ctx *ctx, const struct op_matmul_args *args) {
-    return matmul_scratch(ctx, args, &matmul_kernels_avx2);
-}
-
-static void avx2_matmul(const struct op_ctx *ctx, const struct op_matmul_args *args) {
-    matmul_run(ctx, args, &matmul_kernels_avx2);
-}
-
-static void avx2_rms_norm(const struct op_ctx *ctx, const struct op_rms_norm_args *args) {
-    elementwise_rms_norm(ctx, args, rms_norm_row_avx2);
-}
-
-static void avx2_rope_append(const struct op_ctx *ctx, const struct op_rope_append_args *args) {
-    rope_append_run(ctx, args, rope_row_avx2);
-}
-
-static size_t avx2_attention_scratch(const struct op_ctx *ctx,
-                                     const struct op_attention_args *args) {
-    return attention_scratch(ctx, args, &attention_kernels_avx2);
-}
-
-static void avx2_attention(const struct op_ctx *ctx, const struct op_attention_args *args) {
-    attention_run(ctx, args, &attention_kernels_avx2);
-}
-
-static void avx2_sample(const struct op_ctx *ctx, const struct op_sample_args *args) {
-    sample_run(ctx, args, &sample_kernels_avx2);
-}
-
-static const struct ops ops_avx2 = {
-    .name = "cpu-avx2",
-    .weight_supported = pack_supported,
-    .weight_bytes = pack_weight_bytes,
-    .weight_pack_rows = pack_rows,
-    .weight_pack = pack_weight,
-    .kv_page_bytes = page_bytes,
-    .embed = elementwise_embed,
-    .matmul_scratch = avx2_matmul_scratch,
-    .matmul = avx2_matmul,
-    .rms_norm = avx2_rms_norm,
-    .rope_append = avx2_rope_append,
-    .attention_scratch = avx2_attention_scratch,
-    .attention = avx2_attention,
-    .sample_scratch = sample_scratch_bytes,
-    .sample = avx2_sample,
-};
+TABLE(scalar, "cpu-scalar", matmul_kernels_scalar, rms_norm_row_scalar, rope_row_scalar,
+      attention_kernels_scalar, sample_kernels_scalar)
+TABLE(avx2, "cpu-avx2", matmul_kernels_avx2, rms_norm_row_avx2, rope_row_avx2,
+      attention_kernels_avx2, sample_kernels_avx2)
+TABLE(avx512, "cpu-avx512", matmul_kernels_avx512, rms_norm_row_avx2, rope_row_avx2,
+      attention_kernels_avx512, sample_kernels_avx2)
 
 // ---- choice ------------------------------------------------------------------------------------
 
@@ -142,8 +99,14 @@ static bool has_avx2(void) {
            __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
 
+static bool has_avx512(void) {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+}
+
 // Best first.
 static const struct choice CHOICES[] = {
+    {"avx512", &ops_avx512, has_avx512},
     {"avx2", &ops_avx2, has_avx2},
     {"scalar", &ops_scalar, always},
 };

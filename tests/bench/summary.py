@@ -6,6 +6,10 @@ import sys
 
 FIGURE = {"decode": "stream_tok_s", "prefill": "prefill_tok_s", "concurrent": "output_tok_s"}
 lines = [json.loads(line) for line in open(sys.argv[1])]
+for line in lines:
+    if line["failed"]:
+        sys.exit(f"summary: {line['who']} failed {line['failed']} of {line['requests']} requests in part {line['part']}: "
+                 "no ratio is formed from such a run")
 for part, figure in FIGURE.items():
     medians = {}
     for who in sorted({line["who"] for line in lines}):
