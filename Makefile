@@ -42,7 +42,7 @@ endif
 # No contraction: a product and a sum are fused only where the source says fma, so that every
 # instruction set computes the same bits.
 CFLAGS := -std=c11 -g -fno-omit-frame-pointer -fno-common -fstack-protector-strong \
-    -ffp-contract=off -D_GNU_SOURCE -DTARE_VERSION='"$(VERSION)"' -DTARE_COMMIT='"$(COMMIT)"' \
+    -ffp-contract=off -D_GNU_SOURCE \
     -I. -I$(GEN) $(PKG_CFLAGS)
 LDFLAGS := -g
 LDLIBS := $(PKG_LIBS) -lpthread -lm
@@ -125,6 +125,13 @@ $(OUT)/gen/proto/%.o: $(GEN)/proto/%.c
 	$(Q)$(CC) $(CFLAGS) -w -c -o $@ $<
 $(call obj,proto/codec.c): $(PROTO_GEN)
 
+# The commit is compiled into one object, again whenever it changes.
+build/version: FORCE
+	@mkdir -p build; echo '$(VERSION)-$(COMMIT)' | cmp -s - $@ || echo '$(VERSION)-$(COMMIT)' >$@
+FORCE:
+$(call obj,common/version.c): build/version
+$(call obj,common/version.c): CFLAGS += -DTARE_VERSION='"$(VERSION)"' -DTARE_COMMIT='"$(COMMIT)"'
+
 $(OUT)/tests/%.o: tests/%.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) $(WARN) $(ISA) $(CHECK_CFLAGS) -MMD -MP -c -o $@ $<
@@ -198,6 +205,7 @@ tidy:    ## layers, doors, purity, bans, formatting
 bench: bench-cpu    ## all benchmarks
 bench-cpu: all    ## tokens per second against llama.cpp in the same run
 	@sh tests/bench/bench_cpu.sh
+	@sh tests/bench/bench_machine.sh
 fuzz:    ## every fuzz target for FUZZ_S seconds (600)
 	@sh tests/fuzz/run.sh
 chaos: all    ## random kills and disconnects for CHAOS_S seconds (300)

@@ -3,6 +3,7 @@
 
 #include "common/invariant.h"
 #include "common/memory.h"
+#include "common/version.h"
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
@@ -578,7 +579,7 @@ enum status config_parse(const struct config_input *input, struct config **out, 
     memory_free(words);
     bool print = status == STATUS_OK && config_bool(config, OPTION_PRINT_CONFIG);
     if (status == STATUS_OK && asked.version) {
-        buf_printf(text, "tare %s (%s)\n", TARE_VERSION, TARE_COMMIT);
+        buf_printf(text, "tare %s (%s)\n", VERSION_NUMBER, VERSION_COMMIT);
     } else if (print && !asked.help) {
         config_write_all(config, input->program, text);
     }

@@ -18,6 +18,7 @@ enum exit_code {
     EXIT_CODE_SOFTWARE = 70,       // internal invariant
     EXIT_CODE_OS = 71,             // operating system or driver refused
     EXIT_CODE_TEMPORARY = 75,      // peer missing, try again
+    EXIT_CODE_PROTOCOL = 76,       // the peer is another build
     EXIT_CODE_PERMISSION = 77,
     EXIT_CODE_CONFIG = 78,    // configuration file
 };
@@ -47,6 +48,7 @@ static inline enum exit_code exit_code_for(enum status status) {
     case STATUS_PERMISSION:
         return EXIT_CODE_PERMISSION;
     case STATUS_VERSION:
+        return EXIT_CODE_PROTOCOL;
     case STATUS_COUNT:
         break;
     }

@@ -6,6 +6,7 @@
 #include "common/invariant.h"
 #include "common/log.h"
 #include "common/memory.h"
+#include "common/version.h"
 #include "controller/core/core.h"
 #include "controller/http/api.h"
 #include "controller/http/http_server.h"
@@ -407,8 +408,8 @@ static uint64_t random_u64(void) {
 static enum status create_api(struct controller *c, struct error *err) {
     struct stats_config stats = {
         .model = c->names[0],
-        .version = TARE_VERSION,
-        .commit = TARE_COMMIT,
+        .version = VERSION_NUMBER,
+        .commit = VERSION_COMMIT,
         .model_digest = "",
         .compat = config_bool(c->config, OPTION_METRICS_COMPAT),
     };
@@ -422,8 +423,8 @@ static enum status create_api(struct controller *c, struct error *err) {
     config.metrics = on_metrics;
     config.access = on_access;
     config.stats = c->stats;
-    config.version = TARE_VERSION;
-    config.commit = TARE_COMMIT;
+    config.version = VERSION_NUMBER;
+    config.commit = VERSION_COMMIT;
     config.server_header = config_bool(c->config, OPTION_SERVER_HEADER);
     config.any_model_name = config_bool(c->config, OPTION_ANY_MODEL_NAME);
     config.strict_max_tokens = config_bool(c->config, OPTION_STRICT_MAX_TOKENS);
@@ -548,15 +549,18 @@ static void finish_drain(struct controller *c) {
 void controller_turn(struct controller *c) {
     uint64_t now_us = clock_monotonic_us();
     worker_link_poll(c->link, now_us);
-    if (c->queues[c->filling].count > 0) {
+    bool ticked = c->queues[c->filling].count > 0;
+    if (ticked) {
         tick(c);
     }
     http_server_flush(c->server);
-    worker_link_poll(c->link, clock_monotonic_us());
+    if (ticked) {
+        worker_link_poll(c->link, clock_monotonic_us());    // sending may have hidden an arrival
+    }
     finish_drain(c);
 }
 
-void controller_timer(struct controller *c, uint64_t late_us) {
+bool controller_timer(struct controller *c, uint64_t late_us) {
     stats_loop_lag(c->stats, late_us);
     uint64_t now_us = clock_monotonic_us();
     if (c->deadline_us != 0 && now_us > c->deadline_us) {
@@ -569,7 +573,7 @@ void controller_timer(struct controller *c, uint64_t late_us) {
     core_gauges(c->core, now_us, &gauges);
     api_set_overdue(c->api, gauges.step_overdue_us > 0);
     tick(c);
-    controller_turn(c);
+    return gauges.queued + gauges.prefilling + gauges.decoding > 0;
 }
 
 void controller_stop(struct controller *c) {

@@ -33,7 +33,8 @@ enum { CONTROLLER_FDS = 2 };
 int controller_fd(const struct controller *controller, uint32_t index);    // poll for reading
 
 void controller_turn(struct controller *controller);
-void controller_timer(struct controller *controller, uint64_t late_us);    // ten times a second
+// From a timer: ten times a second while it returns true (there is work), once when idle.
+bool controller_timer(struct controller *controller, uint64_t late_us);
 void controller_stop(struct controller *controller);                       // SIGTERM or SIGINT
 
 // True when the process may end; `exit_code` as in common/exit_code.h.

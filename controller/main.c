@@ -7,10 +7,11 @@
 #include "controller/controller.h"
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 #include <uv.h>
 
-enum { TIMER_MS = 100 };
+enum { TIMER_BUSY_MS = 100, TIMER_IDLE_MS = 1000 };
 
 struct app {
     uv_loop_t loop;
@@ -39,11 +40,11 @@ static void close_if_done(struct app *app) {
     uv_stop(&app->loop);
 }
 
+// A descriptor that became readable only wakes the loop: its turn comes before the loop sleeps again.
 static void on_poll(uv_poll_t *poll, int status, int events) {
+    (void)poll;
     (void)status;
     (void)events;
-    struct app *app = poll->data;
-    controller_turn(app->controller);
 }
 
 static void on_prepare(uv_prepare_t *prepare) {
@@ -52,12 +53,27 @@ static void on_prepare(uv_prepare_t *prepare) {
     close_if_done(app);
 }
 
+// libuv's start calls fail only for closed handles, bad arguments or a full table of descriptors.
+static void must(int code, const char *what) {
+    if (code != 0) {
+        fprintf(stderr, "tare-controller: cannot %s: %s\n", what, uv_strerror(code));
+        exit(EXIT_CODE_OS);
+    }
+}
+
+static void on_timer(uv_timer_t *timer);
+
+static void start_timer(struct app *app, uint64_t ms) {
+    app->timer_due_us = clock_monotonic_us() + ms * 1000;
+    must(uv_timer_start(&app->timer, on_timer, ms, 0), "start a timer");
+}
+
 static void on_timer(uv_timer_t *timer) {
     struct app *app = timer->data;
     uint64_t now_us = clock_monotonic_us();
     uint64_t late_us = now_us > app->timer_due_us ? now_us - app->timer_due_us : 0;
-    app->timer_due_us = now_us + TIMER_MS * 1000;
-    controller_timer(app->controller, late_us);
+    bool busy = controller_timer(app->controller, late_us);
+    start_timer(app, busy ? TIMER_BUSY_MS : TIMER_IDLE_MS);
     close_if_done(app);
 }
 
@@ -70,29 +86,28 @@ static void on_signal(uv_signal_t *handle, int signal) {
 
 static void start_handles(struct app *app) {
     for (uint32_t i = 0; i < CONTROLLER_FDS; i++) {
-        uv_poll_init(&app->loop, &app->polls[i], controller_fd(app->controller, i));
-        app->polls[i].data = app;
-        uv_poll_start(&app->polls[i], UV_READABLE, on_poll);
+        must(uv_poll_init(&app->loop, &app->polls[i], controller_fd(app->controller, i)),
+             "watch a channel");
+        must(uv_poll_start(&app->polls[i], UV_READABLE, on_poll), "watch a channel");
     }
-    uv_prepare_init(&app->loop, &app->prepare);
+    must(uv_prepare_init(&app->loop, &app->prepare), "prepare the loop");
     app->prepare.data = app;
-    uv_prepare_start(&app->prepare, on_prepare);
-    uv_timer_init(&app->loop, &app->timer);
+    must(uv_prepare_start(&app->prepare, on_prepare), "prepare the loop");
+    must(uv_timer_init(&app->loop, &app->timer), "start a timer");
     app->timer.data = app;
-    app->timer_due_us = clock_monotonic_us() + TIMER_MS * 1000;
-    uv_timer_start(&app->timer, on_timer, TIMER_MS, TIMER_MS);
+    start_timer(app, TIMER_BUSY_MS);
     static const int numbers[2] = {SIGTERM, SIGINT};
     for (int i = 0; i < 2; i++) {
-        uv_signal_init(&app->loop, &app->signals[i]);
+        must(uv_signal_init(&app->loop, &app->signals[i]), "watch signals");
         app->signals[i].data = app;
-        uv_signal_start(&app->signals[i], on_signal, numbers[i]);
+        must(uv_signal_start(&app->signals[i], on_signal, numbers[i]), "watch signals");
     }
 }
 
 static int run(const struct config *config) {
     struct app app = {0};
     struct error err = {0};
-    uv_loop_init(&app.loop);
+    must(uv_loop_init(&app.loop), "open an event loop");
     enum status status = controller_create(config, &app.loop, &app.controller, &err);
     if (status != STATUS_OK) {
         fprintf(stderr, "tare-controller: %s%s%s\n", err.message, err.hint[0] == '\0' ? "" : "; ",

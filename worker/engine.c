@@ -5,6 +5,7 @@
 #include "common/invariant.h"
 #include "common/log.h"
 #include "common/memory.h"
+#include "common/version.h"
 #include "worker/device/device.h"
 #include "worker/device/memory_ledger.h"
 #include <stdio.h>
@@ -213,7 +214,7 @@ static enum status load_weights(struct engine *engine, uint64_t bytes, struct er
     struct weights_head *head = memory;
     struct weights_head want = {.bytes = bytes};
     memcpy(want.magic, WEIGHTS_MAGIC, sizeof want.magic);
-    snprintf(want.build, sizeof want.build, "%s-%s", TARE_VERSION, TARE_COMMIT);
+    snprintf(want.build, sizeof want.build, "%s", VERSION_BUILD);
     snprintf(want.digest, sizeof want.digest, "%s", engine->digest);
     snprintf(want.ops, sizeof want.ops, "%s", engine->table->ops(engine->device)->name);
     model_bind(engine->model, (uint8_t *)memory + WEIGHTS_HEAD_BYTES);

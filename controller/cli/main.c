@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tare: the command for people. The verb comes first; each verb is one file.
 #include "common/exit_code.h"
+#include "common/version.h"
 #include "controller/cli/serve.h"
 #include <stdio.h>
 #include <string.h>
@@ -21,7 +22,7 @@ int main(int argc, char **argv) {
         return serve_run(argc - 1, argv + 1);
     }
     if (strcmp(verb, "version") == 0 || strcmp(verb, "--version") == 0) {
-        printf("tare %s (%s)\n", TARE_VERSION, TARE_COMMIT);
+        printf("tare %s (%s)\n", VERSION_NUMBER, VERSION_COMMIT);
         return EXIT_CODE_OK;
     }
     if (strcmp(verb, "help") == 0 || strcmp(verb, "--help") == 0 || strcmp(verb, "-h") == 0) {

@@ -6,6 +6,7 @@
 #include "common/invariant.h"
 #include "common/json.h"
 #include "common/memory.h"
+#include "common/version.h"
 #include "controller/http/api_call.h"
 #include "controller/http/api_internal.h"
 #include <stdio.h>
@@ -409,8 +410,8 @@ struct http_handler api_handler(struct api *api) {
 
 void api_defaults(struct api_config *config) {
     *config = (struct api_config){
-        .version = TARE_VERSION,
-        .commit = TARE_COMMIT,
+        .version = VERSION_NUMBER,
+        .commit = VERSION_COMMIT,
         .server_header = true,
         .logprobs_max = BOUND_LOGPROBS,
         .head_delay_us = 10u * 1000 * 1000,

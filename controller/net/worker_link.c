@@ -7,6 +7,7 @@
 #include "common/invariant.h"
 #include "common/log.h"
 #include "common/memory.h"
+#include "common/version.h"
 #include "proto/codec.h"
 #include "proto/transport.h"
 #include <stdio.h>
@@ -184,11 +185,10 @@ static void refuse(struct worker_link *link, const char *name, const char *why) 
 
 static void take_hello(struct worker_link *link, const char *name,
                        const struct message_hello *hello, uint64_t now_us) {
-    static const char OUR_BUILD[] = TARE_VERSION "-" TARE_COMMIT;
-    if (strcmp(hello->build, OUR_BUILD) != 0) {
+    if (strcmp(hello->build, VERSION_BUILD) != 0) {
         char why[256];
         snprintf(why, sizeof why, "worker build %.80s, controller build %s", hello->build,
-                 OUR_BUILD);
+                 VERSION_BUILD);
         refuse(link, name, why);
         return;
     }

@@ -5,6 +5,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/memory.h"
+#include "common/version.h"
 #include "proto/codec.h"
 #include "proto/transport.h"
 #include <poll.h>
@@ -14,6 +15,8 @@
 
 enum {
     HEARTBEAT_US = 100 * 1000,
+    HEARTBEAT_IDLE_US = 1000 * 1000,    // no plan for BUSY_US
+    BUSY_US = 10 * 1000 * 1000,
     HELLO_US = 200 * 1000,
     SILENCE_US = 10 * 1000 * 1000,    // without any word from the controller the worker leaves
     ADDRESS_BYTES = 4096,
@@ -32,6 +35,7 @@ struct link {
     uint64_t epoch;       // 0 until welcomed
     uint64_t heard_us;    // last word from the controller
     uint64_t sent_us;     // last hello or heartbeat
+    uint64_t plan_us;     // last plan
     bool leaving;
 };
 
@@ -73,9 +77,16 @@ static uint64_t resident_bytes(void) {
     return fields == 2 ? (uint64_t)pages_resident * 4096 : 0;
 }
 
+// Until the next hello or heartbeat: often where a stalled step has to be noticed.
+static uint64_t interval_us(const struct link *link, uint64_t now_us) {
+    if (link->epoch == 0) {
+        return HELLO_US;
+    }
+    return now_us - link->plan_us < BUSY_US ? HEARTBEAT_US : HEARTBEAT_IDLE_US;
+}
+
 static void say_something(struct link *link, uint64_t now_us) {
-    uint64_t interval = link->epoch == 0 ? HELLO_US : HEARTBEAT_US;
-    if (now_us - link->sent_us < interval) {
+    if (now_us - link->sent_us < interval_us(link, now_us)) {
         return;
     }
     link->sent_us = now_us;
@@ -84,7 +95,7 @@ static void say_something(struct link *link, uint64_t now_us) {
     if (link->epoch == 0) {
         message.hello = (struct message_hello){
             .worker_id = link->options->worker_id,
-            .build = TARE_VERSION "-" TARE_COMMIT,
+            .build = VERSION_BUILD,
             .device = link->options->device,
             .model_name = link->options->model_name,
             .model_digest = "",
@@ -154,6 +165,7 @@ static enum status drain_control(struct link *link, struct error *err) {
 static void drain_plans(struct link *link) {
     while (transport_receive(link->plan, &link->in, NULL) == STATUS_OK) {
         link->heard_us = clock_monotonic_us();
+        link->plan_us = link->heard_us;
         enum status status = frame_queue_put(link->options->to_step, LINK_FRAME_PLAN, link->in.data,
                                              link->in.bytes_used);
         if (status != STATUS_OK) {
@@ -209,7 +221,7 @@ static enum status loop(struct link *link, struct error *err) {
         };
         TRY(drain_control(link, err));
         drain_plans(link);
-        poll(wait, 3, HEARTBEAT_US / 1000);
+        poll(wait, 3, (int)(interval_us(link, now_us) / 1000));
     }
     return STATUS_SHUTDOWN;
 }
