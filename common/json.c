@@ -4,6 +4,7 @@
 #include "common/bounds.h"
 #include "common/invariant.h"
 #include "common/memory.h"
+#include "common/utf8.h"
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -353,36 +354,6 @@ enum status json_field_string(const struct json *object, const char *key, const 
 
 // ---- writing -----------------------------------------------------------------------------------
 
-static bool is_continuation(unsigned char byte) {
-    return (byte & 0xC0) == 0x80;
-}
-
-// Length of the valid UTF-8 sequence at `s`, 0 when it is broken; `code` receives the code point.
-static size_t utf8_length(const unsigned char *s, size_t byte_count, uint32_t *code) {
-    if (s[0] < 0x80) {
-        *code = s[0];
-        return 1;
-    }
-    if (s[0] >= 0xC2 && s[0] <= 0xDF && byte_count >= 2 && is_continuation(s[1])) {
-        *code = ((uint32_t)(s[0] & 0x1F) << 6) | (s[1] & 0x3Fu);
-        return 2;
-    }
-    if (s[0] >= 0xE0 && s[0] <= 0xEF && byte_count >= 3 && is_continuation(s[1]) &&
-        is_continuation(s[2])) {
-        *code = ((uint32_t)(s[0] & 0x0F) << 12) | ((uint32_t)(s[1] & 0x3F) << 6) | (s[2] & 0x3Fu);
-        bool overlong = *code < 0x800;
-        bool surrogate = *code >= 0xD800 && *code <= 0xDFFF;
-        return overlong || surrogate ? 0 : 3;
-    }
-    if (s[0] >= 0xF0 && s[0] <= 0xF4 && byte_count >= 4 && is_continuation(s[1]) &&
-        is_continuation(s[2]) && is_continuation(s[3])) {
-        *code = ((uint32_t)(s[0] & 0x07) << 18) | ((uint32_t)(s[1] & 0x3F) << 12) |
-                ((uint32_t)(s[2] & 0x3F) << 6) | (s[3] & 0x3Fu);
-        return *code < 0x10000 || *code > 0x10FFFF ? 0 : 4;
-    }
-    return 0;
-}
-
 static void write_escape(struct buf *out, uint32_t code) {
     if (code >= 0x10000) {
         code -= 0x10000;
@@ -424,7 +395,7 @@ static void write_string(struct buf *out, const char *bytes, size_t byte_count, 
             continue;
         }
         uint32_t code = 0;
-        size_t length = utf8_length(s + i, byte_count - i, &code);
+        size_t length = utf8_decode(s + i, byte_count - i, &code);
         bool line_break = code == 0x85 || code == 0x2028 || code == 0x2029;
         bool control = code < 0x20 || (code >= 0x7F && code < 0xA0);
         bool keep = length > 1 && !line_break && !control && !ascii_only;

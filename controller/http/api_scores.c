@@ -4,6 +4,7 @@
 #include "common/bounds.h"
 #include "common/invariant.h"
 #include "common/json.h"
+#include "common/utf8.h"
 #include "controller/text/tokenizer.h"
 #include <string.h>
 
@@ -69,43 +70,12 @@ static const char *token_bytes(const struct tokenizer *tokenizer, int32_t token,
     return bytes == NULL ? "" : (const char *)bytes;
 }
 
-// Length of the UTF-8 sequence that `first` announces; 0 when nothing may begin with it.
-static size_t sequence_bytes(unsigned char first) {
-    if (first < 0x80) {
-        return 1;
-    }
-    if (first >= 0xC2 && first <= 0xDF) {
-        return 2;
-    }
-    if (first >= 0xE0 && first <= 0xEF) {
-        return 3;
-    }
-    return first >= 0xF0 && first <= 0xF4 ? 4 : 0;
-}
-
-static bool is_whole_utf8(const char *text, size_t byte_count) {
-    size_t i = 0;
-    while (i < byte_count) {
-        size_t length = sequence_bytes((unsigned char)text[i]);
-        if (length == 0 || length > byte_count - i) {
-            return false;
-        }
-        for (size_t k = 1; k < length; k++) {
-            if (((unsigned char)text[i + k] & 0xC0) != 0x80) {
-                return false;
-            }
-        }
-        i += length;
-    }
-    return true;
-}
-
 // A part of a character has no text of its own; "bytes:\xe2\x80" keeps such tokens apart.
 static void write_token_text(const struct tokenizer *tokenizer, int32_t token, struct buf *out) {
     static const char digits[] = "0123456789abcdef";
     size_t byte_count = 0;
     const char *text = token_bytes(tokenizer, token, &byte_count);
-    if (is_whole_utf8(text, byte_count)) {
+    if (utf8_valid(text, byte_count)) {
         json_write_string(out, text, byte_count);
         return;
     }

@@ -15,6 +15,7 @@
     X("common/buf", suite_buf)                                                                     \
     X("common/arena", suite_arena)                                                                 \
     X("common/json", suite_json)                                                                   \
+    X("common/utf8", suite_utf8)                                                                   \
     X("common/dtype", suite_dtype)                                                                 \
     X("common/rng", suite_rng)                                                                     \
     X("common/config", suite_config)                                                               \
