@@ -40,7 +40,8 @@ static void close_if_done(struct app *app) {
     uv_stop(&app->loop);
 }
 
-// A descriptor that became readable only wakes the loop: its turn comes before the loop sleeps again.
+// A descriptor that became readable only wakes the loop: its turn comes before the loop sleeps
+// again.
 static void on_poll(uv_poll_t *poll, int status, int events) {
     (void)poll;
     (void)status;

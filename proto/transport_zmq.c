@@ -160,6 +160,19 @@ static enum status send_status(void) {
     }
 }
 
+// libzmq learns that the other side has read only when it looks at its own commands, which a send
+// does at most once a millisecond: a queue that seems full is looked at again after asking.
+static int send_part(void *socket, const void *bytes, size_t byte_count, int flags) {
+    int sent = zmq_send(socket, bytes, byte_count, flags);
+    if (sent < 0 && errno == EAGAIN) {
+        int events = 0;
+        size_t size = sizeof events;
+        zmq_getsockopt(socket, ZMQ_EVENTS, &events, &size);
+        sent = zmq_send(socket, bytes, byte_count, flags);
+    }
+    return sent;
+}
+
 enum status transport_send(struct transport *transport, const char *peer, const void *bytes,
                            size_t byte_count) {
     if (byte_count > transport->message_bytes_max) {
@@ -167,12 +180,12 @@ enum status transport_send(struct transport *transport, const char *peer, const 
     }
     if (transport->listens) {
         INVARIANT(peer != NULL);
-        if (zmq_send(transport->socket, peer, strlen(peer), ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0) {
+        if (send_part(transport->socket, peer, strlen(peer), ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0) {
             return send_status();
         }
     }
-    return zmq_send(transport->socket, bytes, byte_count, ZMQ_DONTWAIT) < 0 ? send_status()
-                                                                            : STATUS_OK;
+    return send_part(transport->socket, bytes, byte_count, ZMQ_DONTWAIT) < 0 ? send_status()
+                                                                             : STATUS_OK;
 }
 
 // One part of a message; `more` says whether another follows.

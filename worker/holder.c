@@ -15,7 +15,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { WORDS_MAX = 512, RESTART_WINDOW_US = 60 * 1000 * 1000 };
+enum { WORDS_MAX = 512 };
+// A child that attaches is at work within some hundredths of a second.
+enum { SHORT_LIFE_US = 1000 * 1000 };
 
 static const char CHILD_WORD[] = "--held-memory=";
 
@@ -97,8 +99,9 @@ static int exit_code_of(int wait_status) {
 
 static int supervise(char **argv, const struct holder_fds *fds) {
     bool stopping = false;
-    uint64_t deaths[HOLDER_RESTARTS_MAX] = {0};    // times of the last deaths, a ring
-    for (uint32_t count = 0;; count++) {
+    uint32_t short_lives = 0;    // one after the other
+    for (;;) {
+        uint64_t born_us = clock_monotonic_us();
         pid_t child = fork();
         if (child < 0) {
             log_error("holder", "no child process: %s", strerror(errno));
@@ -112,12 +115,10 @@ static int supervise(char **argv, const struct holder_fds *fds) {
         if (stopping || !worth_a_restart(status)) {
             return stopping && WIFSIGNALED(status) ? EXIT_CODE_OK : exit_code_of(status);
         }
-        uint64_t now_us = clock_monotonic_us();
-        uint64_t oldest = deaths[count % HOLDER_RESTARTS_MAX];
-        deaths[count % HOLDER_RESTARTS_MAX] = now_us;
-        if (count >= HOLDER_RESTARTS_MAX && now_us - oldest < RESTART_WINDOW_US) {
-            log_error("holder", "the child died %d times within a minute; giving up",
-                      HOLDER_RESTARTS_MAX + 1);
+        short_lives = clock_monotonic_us() - born_us < SHORT_LIFE_US ? short_lives + 1 : 0;
+        if (short_lives > HOLDER_SHORT_LIVES_MAX) {
+            log_error("holder", "%u children in a row died within a second; giving up",
+                      short_lives);
             return EXIT_CODE_SOFTWARE;
         }
         log_warn("holder", "child died, starting another pid=%d signal=%d code=%d", (int)child,

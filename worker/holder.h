@@ -14,9 +14,11 @@
 //   Thread     the main thread, before any other exists.
 //   Allocates  never after start.
 //   Fails      with an exit code: the child's own when a restart cannot help (bad flags, bad files,
-//              no memory), else after HOLDER_RESTARTS_MAX deaths within a minute.
+//              no memory), else when more than HOLDER_SHORT_LIVES_MAX children in a row lived less
+//              than a second: a child that has served for longer is started again however often it
+//              dies.
 
-enum { HOLDER_RESTARTS_MAX = 5 };
+enum { HOLDER_SHORT_LIVES_MAX = 5 };
 
 struct holder_fds {
     int weights;

@@ -55,7 +55,6 @@ static uint32_t limit_of(const struct chunk *chunk, uint32_t index) {
     return attention_query_limit(chunk->tile, index, chunk->index);
 }
 
-
 // ---- scores ------------------------------------------------------------------------------------
 
 // `queries` x `spans` chains over the dimensions.

@@ -11,7 +11,8 @@
 //
 //   Owns nothing.  Thread any.  Allocates never.  Fails never.
 
-#if defined(__AVX512F__) && defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if defined(__AVX512F__) && defined(__AVX512VNNI__) && defined(__AVX512BW__) &&                    \
+    defined(__AVX512VL__)
 
 // As AVX2_KEEP_ORDER.
 #define AVX512_KEEP_ORDER(vector) __asm__("" : "+v"(vector))

@@ -52,7 +52,8 @@ AVX2_INLINE void rows_bytes(const struct matmul_tile *tile, const struct matmul_
                             uint32_t row, int rows) {
     const struct matmul_input *input = tile->input;
     struct sums sums = load_sums(tile, panel, row, rows);
-    const int8_t *q = input->q + (size_t)row * input->cols + (size_t)PACK_BLOCK * panel->block_begin;
+    const int8_t *q =
+        input->q + (size_t)row * input->cols + (size_t)PACK_BLOCK * panel->block_begin;
     size_t first = (size_t)row * input->block_count + panel->block_begin;
     const float *input_scale = input->scale + first;
     const float *input_sum = input->sum + first;

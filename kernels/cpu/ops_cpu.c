@@ -26,8 +26,8 @@ static size_t sample_scratch_bytes(const struct op_ctx *ctx, const struct op_sam
 
 // ---- tables ------------------------------------------------------------------------------------
 
-// The table `ops_<isa>` from the inner pieces of each operation; all tables share packed weights and
-// KV pages.
+// The table `ops_<isa>` from the inner pieces of each operation; all tables share packed weights
+// and KV pages.
 #define TABLE(isa, table_name, matmul_pieces, rms_norm_row, rope_row, attention_pieces,            \
               sample_pieces)                                                                       \
     static size_t isa##_matmul_scratch(const struct op_ctx *ctx,                                   \

@@ -264,8 +264,8 @@ int main(int argc, char **argv) {
            "\"seconds\":%.3f,\"output_tok_s\":%.2f,\"stream_tok_s\":%.2f,\"ttft_ms_p50\":%.2f,"
            "\"ttft_ms_p99\":%.2f,\"prefill_tok_s\":%.1f,\"gap_ms_p50\":%.3f,\"gap_ms_p99\":%.3f}\n",
            s.clients, s.requests, s.prompt, s.output, shared.failed, seconds,
-           (double)shared.tokens / seconds, decode,
-           first_ms, quantile(shared.firsts_ms, shared.first_count, 0.99),
+           (double)shared.tokens / seconds, decode, first_ms,
+           quantile(shared.firsts_ms, shared.first_count, 0.99),
            first_ms > 0.0 ? 1000.0 * s.prompt / first_ms : 0.0,
            quantile(shared.gaps_ms, shared.gap_count, 0.5),
            quantile(shared.gaps_ms, shared.gap_count, 0.99));
