@@ -30,11 +30,12 @@ struct transport_options {
     const char *identity;        // worker: its name, printable, shorter than TRANSPORT_PEER_BYTES
     size_t message_bytes_max;    // larger messages cut the connection
     int queue_messages_max;      // per peer and direction
+    int linger_ms;               // how long close may wait for a peer to take what was sent
 };
 
 enum status transport_open(const struct transport_options *options, struct transport **out,
                            struct error *err) MUST_USE;
-void transport_close(struct transport *transport);    // accepts NULL; drops what is unsent
+void transport_close(struct transport *transport);    // accepts NULL; drops what lingers too long
 
 int transport_fd(const struct transport *transport);    // poll for reading
 

@@ -67,7 +67,7 @@ static bool set_options(struct transport *transport, const struct transport_opti
     void *socket = transport->socket;
     int64_t message_bytes_max = (int64_t)options->message_bytes_max;
     bool ok =
-        set_int(socket, ZMQ_LINGER, 0) &&
+        set_int(socket, ZMQ_LINGER, options->linger_ms) &&
         set_int(socket, ZMQ_SNDHWM, options->queue_messages_max) &&
         set_int(socket, ZMQ_RCVHWM, options->queue_messages_max) &&
         set_int(socket, ZMQ_IMMEDIATE, 1) && set_int(socket, ZMQ_HANDSHAKE_IVL, 2000) &&

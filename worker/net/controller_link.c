@@ -22,6 +22,10 @@ enum {
     ADDRESS_BYTES = 4096,
     QUEUE_PLAN = 8,
     QUEUE_CONTROL = 64,
+    RECEIVE_MAX = 256,                // messages taken from one channel in one pass
+    FAREWELL_US = 2 * 1000 * 1000,    // patience with a controller that has not taken our failure
+    FAREWELL_STEP_MS = 20,
+    LINGER_MS = 1000,    // after that, for a message on its way
 };
 
 struct link {
@@ -37,10 +41,11 @@ struct link {
     uint64_t sent_us;     // last hello or heartbeat
     uint64_t plan_us;     // last plan
     bool leaving;
+    bool bid_farewell;    // the step thread's last words went out, or nobody was there to take them
 };
 
-static enum status open_channel(struct link *link, const char *name, int queue, size_t bytes_max,
-                                struct transport **out, struct error *err) {
+static enum status open_channel(struct link *link, const char *name, int queue, int linger_ms,
+                                size_t bytes_max, struct transport **out, struct error *err) {
     char address[ADDRESS_BYTES];
     snprintf(address, sizeof address, "%.4000s/%s.sock", link->options->address, name);
     struct transport_options options = {
@@ -49,21 +54,22 @@ static enum status open_channel(struct link *link, const char *name, int queue, 
         .identity = link->options->worker_id,
         .message_bytes_max = bytes_max,
         .queue_messages_max = queue,
+        .linger_ms = linger_ms,
     };
     return transport_open(&options, out, err);
 }
 
-static void send_control(struct link *link, const struct control_message *message) {
+// BUSY when the channel is full or does not stand yet.
+static enum status send_control(struct link *link, const struct control_message *message) {
     arena_reset(&link->arena);
     buf_reset(&link->out);
     struct error err = {0};
-    if (codec_control_encode(message, &link->arena, &link->out, &err) != STATUS_OK) {
+    enum status status = codec_control_encode(message, &link->arena, &link->out, &err);
+    if (status != STATUS_OK) {
         log_failure("link", &err);    // no memory, or a name from a flag that no message can hold
-        return;
+        return status;
     }
-    // A full or absent channel loses a hello or a heartbeat; the next one follows soon.
-    enum status status = transport_send(link->control, NULL, link->out.data, link->out.bytes_used);
-    (void)status;
+    return transport_send(link->control, NULL, link->out.data, link->out.bytes_used);
 }
 
 static uint64_t resident_bytes(void) {
@@ -85,34 +91,59 @@ static uint64_t interval_us(const struct link *link, uint64_t now_us) {
     return now_us - link->plan_us < BUSY_US ? HEARTBEAT_US : HEARTBEAT_IDLE_US;
 }
 
+static enum status send_hello(struct link *link) {
+    struct control_message message = {
+        .kind = MESSAGE_KIND_HELLO,
+        .address = {.epoch = link->epoch},
+        .hello =
+            {
+                .worker_id = link->options->worker_id,
+                .build = VERSION_BUILD,
+                .device = link->options->device,
+                .model_name = link->options->model_name,
+                .model_digest = "",
+                .pid = (uint32_t)getpid(),
+                .rank = 0,
+                .world = 1,
+            },
+    };
+    return send_control(link, &message);
+}
+
+static enum status send_heartbeat(struct link *link) {
+    struct control_message message = {
+        .kind = MESSAGE_KIND_HEARTBEAT,
+        .address = {.epoch = link->epoch},
+        .heartbeat =
+            {
+                .applied_seq = link->options->progress->applied_seq,
+                .completed_seq = link->options->progress->completed_seq,
+                .resident_bytes = resident_bytes(),
+                .allocations_after_seal = memory_guard_violations(),
+            },
+    };
+    return send_control(link, &message);
+}
+
+// Best effort: a controller that misses it notices the silence.
+static void send_goodbye(struct link *link) {
+    struct control_message message = {
+        .kind = MESSAGE_KIND_GOODBYE,
+        .address = {.epoch = link->epoch},
+        .text = {.code = 0, .text = "leaving"},
+    };
+    enum status status = send_control(link, &message);
+    (void)status;
+}
+
 static void say_something(struct link *link, uint64_t now_us) {
     if (now_us - link->sent_us < interval_us(link, now_us)) {
         return;
     }
     link->sent_us = now_us;
-    struct control_message message = {.kind = MESSAGE_KIND_HELLO,
-                                      .address = {.epoch = link->epoch}};
-    if (link->epoch == 0) {
-        message.hello = (struct message_hello){
-            .worker_id = link->options->worker_id,
-            .build = VERSION_BUILD,
-            .device = link->options->device,
-            .model_name = link->options->model_name,
-            .model_digest = "",
-            .pid = (uint32_t)getpid(),
-            .rank = 0,
-            .world = 1,
-        };
-    } else {
-        message.kind = MESSAGE_KIND_HEARTBEAT;
-        message.heartbeat = (struct message_heartbeat){
-            .applied_seq = link->options->progress->applied_seq,
-            .completed_seq = link->options->progress->completed_seq,
-            .resident_bytes = resident_bytes(),
-            .allocations_after_seal = memory_guard_violations(),
-        };
-    }
-    send_control(link, &message);
+    // A full or absent channel loses a hello or a heartbeat; the next one follows soon.
+    enum status status = link->epoch == 0 ? send_hello(link) : send_heartbeat(link);
+    (void)status;
 }
 
 // ---- from the controller -----------------------------------------------------------------------
@@ -146,35 +177,84 @@ static enum status handle_control(struct link *link, struct error *err) {
     }
 }
 
-// What can be wrong with one message ends that message, not the worker.
-static enum status drain_control(struct link *link, struct error *err) {
-    while (transport_receive(link->control, &link->in, NULL) == STATUS_OK) {
+// The next message. False when none is left, which is what the descriptor's edge is owed before
+// anybody sleeps on it; a message that was skipped is none to handle, but others may follow it.
+static bool take(struct transport *channel, struct buf *in, enum status *status) {
+    *status = transport_receive(channel, in, NULL);
+    return *status != STATUS_BUSY && *status != STATUS_IO;
+}
+
+// At most RECEIVE_MAX messages, so that heartbeats and results go on under a flood. `*left` is set
+// when the limit ended the pass. What can be wrong with one message ends that message, not the
+// worker.
+static enum status drain_control(struct link *link, bool *left, struct error *err) {
+    enum status status;
+    for (int i = 0; i < RECEIVE_MAX; i++) {
+        if (!take(link->control, &link->in, &status)) {
+            return STATUS_OK;
+        }
         struct error problem = {0};
-        enum status status = handle_control(link, &problem);
+        if (status == STATUS_OK) {
+            status = handle_control(link, &problem);
+        }
         if (status == STATUS_VERSION) {
             *err = problem;
             return status;
         }
         if (status != STATUS_OK) {
-            log_failure("link", &problem);
+            log_warn("link", "a message was dropped because=\"%s\"",
+                     problem.message[0] == '\0' ? status_text(status) : problem.message);
         }
     }
+    *left = true;
     return STATUS_OK;
 }
 
-static void drain_plans(struct link *link) {
-    while (transport_receive(link->plan, &link->in, NULL) == STATUS_OK) {
-        link->heard_us = clock_monotonic_us();
-        link->plan_us = link->heard_us;
-        enum status status = frame_queue_put(link->options->to_step, LINK_FRAME_PLAN, link->in.data,
-                                             link->in.bytes_used);
+static void drain_plans(struct link *link, bool *left) {
+    enum status status;
+    for (int i = 0; i < RECEIVE_MAX; i++) {
+        if (!take(link->plan, &link->in, &status)) {
+            return;
+        }
+        if (status == STATUS_OK) {
+            link->heard_us = clock_monotonic_us();
+            link->plan_us = link->heard_us;
+            status = frame_queue_put(link->options->to_step, LINK_FRAME_PLAN, link->in.data,
+                                     link->in.bytes_used);
+        }
         if (status != STATUS_OK) {
             log_warn("link", "a plan was dropped because=%s", status_name(status));
         }
     }
+    *left = true;
 }
 
 // ---- from the step thread ----------------------------------------------------------------------
+
+// The step thread's last words, a GOODBYE message in link->frame, must not be lost only because the
+// start failed before the link stood: the controller would wait for a worker that never comes. It
+// listens to a goodbye only from a worker it knows, so a hello goes first when none was answered.
+static void say_farewell(struct link *link, size_t byte_count) {
+    uint64_t begin_us = clock_monotonic_us();
+    bool known = link->epoch != 0;
+    enum status status = STATUS_BUSY;
+    while (status == STATUS_BUSY && *link->options->stop == 0 &&
+           clock_monotonic_us() - begin_us < FAREWELL_US) {
+        if (!known) {
+            known = send_hello(link) == STATUS_OK;
+        }
+        if (known) {
+            status = transport_send(link->control, NULL, link->frame, byte_count);
+        }
+        if (status == STATUS_BUSY) {
+            poll(NULL, 0, FAREWELL_STEP_MS);
+        }
+    }
+    if (status != STATUS_OK) {
+        log_warn("link", "the controller was not told why the start failed because=%s",
+                 status_name(status));
+    }
+}
 
 static void drain_step(struct link *link) {
     uint32_t kind = 0;
@@ -182,13 +262,16 @@ static void drain_step(struct link *link) {
     enum status status;
     while ((status = frame_queue_take(link->options->from_step, &kind, link->frame, &bytes)) ==
            STATUS_OK) {
+        if (kind == LINK_FRAME_FAILED) {
+            say_farewell(link, bytes);
+            link->bid_farewell = true;
+            link->leaving = true;
+            return;
+        }
         struct transport *channel = kind == LINK_FRAME_RESULT ? link->plan : link->control;
         enum status sent = transport_send(channel, NULL, link->frame, bytes);
         if (sent != STATUS_OK && kind != LINK_FRAME_CONTROL) {
             log_warn("link", "a message to the controller was lost because=%s", status_name(sent));
-        }
-        if (kind == LINK_FRAME_FAILED) {
-            link->leaving = true;
         }
     }
     if (status == STATUS_SHUTDOWN) {
@@ -201,10 +284,14 @@ static void drain_step(struct link *link) {
 static enum status loop(struct link *link, struct error *err) {
     link->heard_us = clock_monotonic_us();
     while (!link->leaving) {
-        // Descriptors of the channels are edge-triggered: look before sleeping, every time.
-        TRY(drain_control(link, err));
-        drain_plans(link);
+        // First what has come: after a long stop of this process silence would be imagined.
+        bool left = false;
+        TRY(drain_control(link, &left, err));
+        drain_plans(link, &left);
         drain_step(link);
+        if (link->leaving) {
+            break;    // whatever followed a farewell would make the controller welcome us again
+        }
         uint64_t now_us = clock_monotonic_us();
         say_something(link, now_us);
         if (now_us - link->heard_us > SILENCE_US) {
@@ -219,9 +306,13 @@ static enum status loop(struct link *link, struct error *err) {
             {.fd = transport_fd(link->control), .events = POLLIN},
             {.fd = frame_queue_fd(link->options->from_step), .events = POLLIN},
         };
-        TRY(drain_control(link, err));
-        drain_plans(link);
-        poll(wait, 3, (int)(interval_us(link, now_us) / 1000));
+        // Descriptors of the channels are edge-triggered, and sending eats edges: look again before
+        // sleeping, and do not sleep while anything is left.
+        left = false;
+        TRY(drain_control(link, &left, err));
+        drain_plans(link, &left);
+        bool sleeps = !left && !link->leaving;
+        poll(wait, 3, sleeps ? (int)(interval_us(link, now_us) / 1000) : 0);
     }
     return STATUS_SHUTDOWN;
 }
@@ -235,22 +326,17 @@ enum status controller_link_run(const struct controller_link_options *options, s
     enum status status =
         link.frame == NULL ? error_set(err, STATUS_EXHAUSTED, "no memory for a link") : STATUS_OK;
     if (status == STATUS_OK) {
-        status = open_channel(&link, "plan", QUEUE_PLAN, BOUND_PLAN_BYTES + MESSAGE_HEADER_BYTES,
+        status = open_channel(&link, "plan", QUEUE_PLAN, 0, BOUND_PLAN_BYTES + MESSAGE_HEADER_BYTES,
                               &link.plan, err);
     }
     if (status == STATUS_OK) {
-        status = open_channel(&link, "control", QUEUE_CONTROL,
+        status = open_channel(&link, "control", QUEUE_CONTROL, LINGER_MS,
                               BOUND_CONTROL_BYTES + MESSAGE_HEADER_BYTES, &link.control, err);
     }
     if (status == STATUS_OK) {
         status = loop(&link, err);
-        struct control_message goodbye = {
-            .kind = MESSAGE_KIND_GOODBYE,
-            .address = {.epoch = link.epoch},
-            .text = {.code = 0, .text = "leaving"},
-        };
-        if (status == STATUS_SHUTDOWN) {
-            send_control(&link, &goodbye);
+        if (status == STATUS_SHUTDOWN && !link.bid_farewell) {
+            send_goodbye(&link);
         }
     }
     transport_close(link.plan);

@@ -44,7 +44,10 @@ struct controller_link_options {
     const volatile int *stop;
 };
 
-// Runs until the end and says why: SHUTDOWN (asked by controller or signal), PEER_LOST, VERSION.
-enum status controller_link_run(const struct controller_link_options *options, struct error *err);
+// Runs until the end and says why: SHUTDOWN (asked by controller or signal, or the start failed),
+// PEER_LOST, VERSION. A failed start is told to the controller even before the link stands, with
+// patience of a few seconds.
+enum status controller_link_run(const struct controller_link_options *options,
+                                struct error *err) MUST_USE;
 
 #endif

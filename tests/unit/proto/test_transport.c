@@ -26,7 +26,7 @@ static void remove_directory(void) {
 }
 
 static struct transport *open_end(const char *identity) {
-    struct transport_options options = {address, identity == NULL, identity, 1 << 16, 8};
+    struct transport_options options = {address, identity == NULL, identity, 1 << 16, 8, 0};
     struct transport *transport = NULL;
     struct error err = {0};
     ck_assert_msg(transport_open(&options, &transport, &err) == STATUS_OK, "%s", err.message);
@@ -98,7 +98,7 @@ END_TEST
 START_TEST(a_directory_that_others_can_enter_is_refused) {
     make_directory();
     ck_assert_int_eq(chmod(directory, 0755), 0);
-    struct transport_options options = {address, true, NULL, 1 << 16, 8};
+    struct transport_options options = {address, true, NULL, 1 << 16, 8, 0};
     struct transport *transport = NULL;
     struct error err = {0};
     ck_assert_int_eq(transport_open(&options, &transport, &err), STATUS_PERMISSION);
@@ -113,7 +113,7 @@ START_TEST(names_of_1_to_63_bytes_are_taken) {
     char name[TRANSPORT_PEER_BYTES + 1];
     memset(name, 'w', sizeof name);
     name[TRANSPORT_PEER_BYTES] = '\0';
-    struct transport_options options = {address, false, name, 1 << 16, 8};
+    struct transport_options options = {address, false, name, 1 << 16, 8, 0};
     struct transport *transport = NULL;
     struct error err = {0};
     ck_assert_int_eq(transport_open(&options, &transport, &err), STATUS_INVALID);

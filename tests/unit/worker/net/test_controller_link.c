@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// Goal: the controller learns why a start failed even when it was not there yet; a flood of
+// messages and broken ones between good ones end nothing. Method: the link on a thread of its own,
+// over real sockets, against the controller's side of them.
+#include "common/clock.h"
+#include "common/log.h"
+#include "controller/net/worker_link.h"
+#include "proto/codec.h"
+#include "proto/transport.h"
+#include "tests/unit/suites.h"
+#include "worker/net/controller_link.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { FRAME_BYTES = 64 * 1024, FLOOD = 1000, TURNS_MAX = 2000, TURN_MS = 5 };
+
+struct fixture {
+    char run_dir[64];
+    char address[80];
+    volatile int stop;
+    struct link_progress progress;
+    struct frame_queue *to_step, *from_step;
+    struct controller_link_options options;
+    pthread_t thread;
+    _Atomic bool ended;
+    enum status status;
+    struct arena arena;
+    struct buf out;
+};
+
+static struct fixture *f;
+
+static void set_up(void) {
+    log_configure(LOG_LEVEL_ERROR, LOG_FORMAT_TEXT);    // a flood is also one of log lines
+    f = calloc(1, sizeof *f);
+    snprintf(f->run_dir, sizeof f->run_dir, "/tmp/tare-link-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(f->run_dir));
+    snprintf(f->address, sizeof f->address, "ipc://%s", f->run_dir);
+    ck_assert_int_eq(frame_queue_create(8, FRAME_BYTES, &f->to_step, NULL), STATUS_OK);
+    ck_assert_int_eq(frame_queue_create(8, FRAME_BYTES, &f->from_step, NULL), STATUS_OK);
+    arena_init(&f->arena, 1 << 20);
+    buf_init(&f->out, FRAME_BYTES);
+    f->options = (struct controller_link_options){
+        .address = f->address,
+        .worker_id = "worker-7",
+        .model_name = "m",
+        .device = "cpu",
+        .to_step = f->to_step,
+        .from_step = f->from_step,
+        .progress = &f->progress,
+        .stop = &f->stop,
+    };
+}
+
+static void tear_down(void) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/plan.sock", f->run_dir);
+    unlink(path);
+    snprintf(path, sizeof path, "%s/control.sock", f->run_dir);
+    unlink(path);
+    rmdir(f->run_dir);
+    frame_queue_destroy(f->to_step);
+    frame_queue_destroy(f->from_step);
+    arena_deinit(&f->arena);
+    buf_deinit(&f->out);
+    free(f);
+}
+
+static void *run_link(void *arg) {
+    (void)arg;
+    struct error err = {0};
+    f->status = controller_link_run(&f->options, &err);
+    f->ended = true;
+    return NULL;
+}
+
+static void start_link(void) {
+    ck_assert_int_eq(pthread_create(&f->thread, NULL, run_link, NULL), 0);
+}
+
+static void nap(void) {
+    poll(NULL, 0, TURN_MS);
+}
+
+static void encode(const struct control_message *message) {
+    arena_reset(&f->arena);
+    buf_reset(&f->out);
+    ck_assert_int_eq(codec_control_encode(message, &f->arena, &f->out, NULL), STATUS_OK);
+}
+
+// ---- a failed start ----------------------------------------------------------------------------
+
+struct heard {
+    uint32_t exit_code;
+    char reason[128];
+};
+
+static void on_progress(void *ctx, struct worker_id worker,
+                        const struct message_progress *progress) {
+    (void)ctx;
+    (void)worker;
+    (void)progress;
+}
+
+static void on_ready(void *ctx, struct worker_id worker, uint64_t epoch,
+                     const struct message_capacity *capacity) {
+    (void)ctx;
+    (void)worker;
+    (void)epoch;
+    (void)capacity;
+}
+
+static void on_lost(void *ctx, struct worker_id worker, const char *reason, uint32_t exit_code) {
+    (void)worker;
+    struct heard *heard = ctx;
+    heard->exit_code = exit_code;
+    snprintf(heard->reason, sizeof heard->reason, "%s", reason);
+}
+
+static void on_result(void *ctx, struct worker_id worker, const struct step_result *result) {
+    (void)ctx;
+    (void)worker;
+    (void)result;
+}
+
+static void fail_start(void) {
+    struct control_message goodbye = {.kind = MESSAGE_KIND_GOODBYE,
+                                      .text = {.code = 66, .text = "model 'x': no such file"}};
+    encode(&goodbye);
+    ck_assert_int_eq(
+        frame_queue_put(f->from_step, LINK_FRAME_FAILED, f->out.data, f->out.bytes_used),
+        STATUS_OK);
+    frame_queue_close(f->from_step);
+}
+
+static void expect_reason(void) {
+    struct heard heard = {0};
+    struct worker_link_options options = {
+        .run_dir = f->run_dir, .sink = {&heard, on_progress, on_ready, on_lost, on_result}};
+    struct worker_link *link = NULL;
+    ck_assert_int_eq(worker_link_open(&options, &link, NULL), STATUS_OK);
+    for (int i = 0; i < TURNS_MAX && heard.exit_code == 0; i++) {
+        worker_link_poll(link, clock_monotonic_us());
+        nap();
+    }
+    ck_assert_uint_eq(heard.exit_code, 66);
+    ck_assert_str_eq(heard.reason, "model 'x': no such file");
+    worker_link_close(link);
+}
+
+// The failure waits in the queue before the link runs: the first pass meets it, unconnected.
+START_TEST(a_start_that_failed_before_the_link_stood_is_told) {
+    fail_start();
+    start_link();
+    expect_reason();
+    pthread_join(f->thread, NULL);
+    ck_assert_int_eq(f->status, STATUS_SHUTDOWN);
+}
+END_TEST
+
+START_TEST(without_a_controller_a_failed_start_ends_all_the_same) {
+    fail_start();
+    start_link();
+    pthread_join(f->thread, NULL);
+    ck_assert_int_eq(f->status, STATUS_SHUTDOWN);
+}
+END_TEST
+
+// ---- a flood -----------------------------------------------------------------------------------
+
+static struct transport *listen_on(const char *name) {
+    char address[128];
+    snprintf(address, sizeof address, "%s/%s.sock", f->address, name);
+    struct transport_options options = {
+        .address = address,
+        .listens = true,
+        .message_bytes_max = FRAME_BYTES,
+        .queue_messages_max = 64,
+    };
+    struct transport *transport = NULL;
+    ck_assert_int_eq(transport_open(&options, &transport, NULL), STATUS_OK);
+    return transport;
+}
+
+// Until the link's first word: its name has a queue from then on.
+static void await_word(struct transport *channel) {
+    struct buf in;
+    char peer[TRANSPORT_PEER_BYTES] = "";
+    buf_init(&in, FRAME_BYTES);
+    enum status status = STATUS_BUSY;
+    for (int i = 0; i < TURNS_MAX && status == STATUS_BUSY; i++) {
+        status = transport_receive(channel, &in, peer);
+        nap();
+    }
+    ck_assert_int_eq(status, STATUS_OK);
+    ck_assert_str_eq(peer, "worker-7");
+    buf_deinit(&in);
+}
+
+// Takes what the step thread would take, and counts it.
+static uint32_t take_frames(enum link_frame kind) {
+    static uint8_t frame[FRAME_BYTES];
+    uint32_t taken = 0;
+    uint32_t found = 0;
+    size_t byte_count = 0;
+    while (frame_queue_take(f->to_step, &found, frame, &byte_count) == STATUS_OK) {
+        ck_assert_uint_eq(found, kind);
+        taken++;
+    }
+    return taken;
+}
+
+static void send_surely(struct transport *channel, const void *bytes, size_t byte_count) {
+    enum status status = STATUS_BUSY;
+    for (int i = 0; i < TURNS_MAX && status != STATUS_OK; i++) {
+        status = transport_send(channel, "worker-7", bytes, byte_count);
+        if (status != STATUS_OK) {
+            nap();
+        }
+    }
+    ck_assert_int_eq(status, STATUS_OK);
+}
+
+static void send_message(struct transport *channel, const struct control_message *message) {
+    encode(message);
+    send_surely(channel, f->out.data, f->out.bytes_used);
+}
+
+START_TEST(a_flood_with_broken_messages_in_it_is_read_to_its_end) {
+    struct transport *plan = listen_on("plan");
+    struct transport *control = listen_on("control");
+    start_link();
+    await_word(control);
+    for (int i = 0; i < FLOOD; i++) {
+        struct control_message heartbeat = {.kind = MESSAGE_KIND_HEARTBEAT};
+        send_message(control, &heartbeat);
+        send_surely(control, "broken", (size_t)i % 6);
+    }
+    struct control_message welcome = {.kind = MESSAGE_KIND_WELCOME,
+                                      .welcome = {.epoch = 5, .world = 1, .lease_ms = 1000}};
+    send_message(control, &welcome);
+    uint32_t welcomes = 0;
+    for (int i = 0; i < TURNS_MAX && welcomes == 0; i++) {
+        welcomes = take_frames(LINK_FRAME_WELCOME);
+        nap();
+    }
+    ck_assert_uint_eq(welcomes, 1);
+    ck_assert(!f->ended);
+    struct control_message leave = {.kind = MESSAGE_KIND_SHUTDOWN,
+                                    .text = {.code = 0, .text = "drained"}};
+    send_message(control, &leave);
+    pthread_join(f->thread, NULL);
+    ck_assert_int_eq(f->status, STATUS_SHUTDOWN);
+    transport_close(plan);
+    transport_close(control);
+}
+END_TEST
+
+Suite *suite_controller_link(void) {
+    Suite *suite = suite_create("worker/net/controller_link");
+    TCase *tc = tcase_create("all");
+    tcase_add_checked_fixture(tc, set_up, tear_down);
+    tcase_set_timeout(tc, 30);
+    tcase_add_test(tc, a_start_that_failed_before_the_link_stood_is_told);
+    tcase_add_test(tc, without_a_controller_a_failed_start_ends_all_the_same);
+    tcase_add_test(tc, a_flood_with_broken_messages_in_it_is_read_to_its_end);
+    suite_add_tcase(suite, tc);
+    return suite;
+}
