@@ -3,11 +3,11 @@
 #include "common/clock.h"
 #include "common/config.h"
 #include "common/exit_code.h"
+#include "common/invariant.h"
 #include "common/log.h"
 #include "controller/controller.h"
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 #include <uv.h>
 
@@ -54,19 +54,13 @@ static void on_prepare(uv_prepare_t *prepare) {
     close_if_done(app);
 }
 
-// libuv's start calls fail only for closed handles, bad arguments or a full table of descriptors.
-static void must(int code, const char *what) {
-    if (code != 0) {
-        fprintf(stderr, "tare-controller: cannot %s: %s\n", what, uv_strerror(code));
-        exit(EXIT_CODE_OS);
-    }
-}
-
 static void on_timer(uv_timer_t *timer);
 
 static void start_timer(struct app *app, uint64_t ms) {
     app->timer_due_us = clock_monotonic_us() + ms * 1000;
-    must(uv_timer_start(&app->timer, on_timer, ms, 0), "start a timer");
+    // Fails only for a handle that is closing.
+    int code = uv_timer_start(&app->timer, on_timer, ms, 0);
+    INVARIANT(code == 0);
 }
 
 static void on_timer(uv_timer_t *timer) {
@@ -85,30 +79,39 @@ static void on_signal(uv_signal_t *handle, int signal) {
     close_if_done(app);
 }
 
-static void start_handles(struct app *app) {
-    for (uint32_t i = 0; i < CONTROLLER_FDS; i++) {
-        must(uv_poll_init(&app->loop, &app->polls[i], controller_fd(app->controller, i)),
-             "watch a channel");
-        must(uv_poll_start(&app->polls[i], UV_READABLE, on_poll), "watch a channel");
+// 0, or the first error of libuv: it has no descriptors left, say.
+static int start_handles(struct app *app) {
+    int code = 0;
+    for (uint32_t i = 0; i < CONTROLLER_FDS && code == 0; i++) {
+        code = uv_poll_init(&app->loop, &app->polls[i], controller_fd(app->controller, i));
+        code = code == 0 ? uv_poll_start(&app->polls[i], UV_READABLE, on_poll) : code;
     }
-    must(uv_prepare_init(&app->loop, &app->prepare), "prepare the loop");
+    code = code == 0 ? uv_prepare_init(&app->loop, &app->prepare) : code;
     app->prepare.data = app;
-    must(uv_prepare_start(&app->prepare, on_prepare), "prepare the loop");
-    must(uv_timer_init(&app->loop, &app->timer), "start a timer");
+    code = code == 0 ? uv_prepare_start(&app->prepare, on_prepare) : code;
+    code = code == 0 ? uv_timer_init(&app->loop, &app->timer) : code;
     app->timer.data = app;
-    start_timer(app, TIMER_BUSY_MS);
     static const int numbers[2] = {SIGTERM, SIGINT};
-    for (int i = 0; i < 2; i++) {
-        must(uv_signal_init(&app->loop, &app->signals[i]), "watch signals");
+    for (int i = 0; i < 2 && code == 0; i++) {
+        code = uv_signal_init(&app->loop, &app->signals[i]);
         app->signals[i].data = app;
-        must(uv_signal_start(&app->signals[i], on_signal, numbers[i]), "watch signals");
+        code = code == 0 ? uv_signal_start(&app->signals[i], on_signal, numbers[i]) : code;
     }
+    return code;
+}
+
+static int libuv_failed(int code) {
+    fprintf(stderr, "tare-controller: the event loop cannot start: %s\n", uv_strerror(code));
+    return EXIT_CODE_OS;
 }
 
 static int run(const struct config *config) {
     struct app app = {0};
     struct error err = {0};
-    must(uv_loop_init(&app.loop), "open an event loop");
+    int failed = uv_loop_init(&app.loop);
+    if (failed != 0) {
+        return libuv_failed(failed);
+    }
     enum status status = controller_create(config, &app.loop, &app.controller, &err);
     if (status != STATUS_OK) {
         fprintf(stderr, "tare-controller: %s%s%s\n", err.message, err.hint[0] == '\0' ? "" : "; ",
@@ -117,7 +120,11 @@ static int run(const struct config *config) {
         // A port that is taken is a resource that does not fit.
         return code == EXIT_CODE_OS ? EXIT_CODE_UNAVAILABLE : code;
     }
-    start_handles(&app);
+    failed = start_handles(&app);
+    if (failed != 0) {
+        return libuv_failed(failed);    // the process ends: its memory and descriptors go with it
+    }
+    start_timer(&app, TIMER_BUSY_MS);
     uv_run(&app.loop, UV_RUN_DEFAULT);
     int code = EXIT_CODE_UNEXPECTED;
     controller_done(app.controller, &code);
