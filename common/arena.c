@@ -3,7 +3,6 @@
 
 #include "common/invariant.h"
 #include "common/memory.h"
-#include <stdio.h>
 #include <string.h>
 
 enum { ARENA_ALIGNMENT = 16, ARENA_PAGE_BYTES = 64 * 1024 };
@@ -100,23 +99,4 @@ char *arena_strndup(struct arena *arena, const char *text, size_t byte_count) {
         copy[byte_count] = '\0';
     }
     return copy;
-}
-
-char *arena_strdup(struct arena *arena, const char *text) {
-    return arena_strndup(arena, text, strlen(text));
-}
-
-char *arena_printf(struct arena *arena, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    va_list again;
-    va_copy(again, args);
-    int length = vsnprintf(NULL, 0, format, args);
-    va_end(args);
-    char *text = length < 0 ? NULL : arena_alloc(arena, (size_t)length + 1);
-    if (text != NULL) {
-        vsnprintf(text, (size_t)length + 1, format, again);
-    }
-    va_end(again);
-    return text;
 }

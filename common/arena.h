@@ -33,7 +33,5 @@ void arena_reset(struct arena *arena);
 void *arena_alloc(struct arena *arena, size_t bytes);    // zeroed, 16-byte aligned
 void *arena_array(struct arena *arena, size_t count, size_t element_bytes);    // zeroed
 char *arena_strndup(struct arena *arena, const char *text, size_t byte_count);
-char *arena_strdup(struct arena *arena, const char *text);
-char *arena_printf(struct arena *arena, const char *format, ...) PRINTF_LIKE(2, 3);
 
 #endif

@@ -638,10 +638,6 @@ const char *config_list_item(const struct config *config, enum option_id id, uin
     return config->values[id].items[index];
 }
 
-bool config_given(const struct config *config, enum option_id id) {
-    return config->values[id].rank != SOURCE_DEFAULT;
-}
-
 const char *config_source(const struct config *config, enum option_id id) {
     return config->values[id].source;
 }

@@ -67,7 +67,6 @@ double config_real(const struct config *config, enum option_id id);
 const char *config_string(const struct config *config, enum option_id id);
 uint32_t config_list_count(const struct config *config, enum option_id id);
 const char *config_list_item(const struct config *config, enum option_id id, uint32_t index);
-bool config_given(const struct config *config, enum option_id id);    // not the default
 const char *config_source(const struct config *config,
                           enum option_id id);    // "flag", "TARE_PORT", ...
 

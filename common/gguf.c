@@ -769,14 +769,6 @@ struct gguf_text gguf_key_at(const struct gguf *gguf, size_t index, enum gguf_ty
     return gguf->entries[index].key;
 }
 
-uint32_t gguf_version(const struct gguf *gguf) {
-    return gguf->version;
-}
-
-uint32_t gguf_alignment(const struct gguf *gguf) {
-    return gguf->alignment;
-}
-
 size_t gguf_tensor_count(const struct gguf *gguf) {
     return gguf->tensor_count;
 }

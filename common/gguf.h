@@ -65,7 +65,7 @@ struct gguf_tensor {
     uint64_t element_count;        // product of ne
     uint64_t file_offset;          // of the first byte, from the start of the file
     uint64_t byte_count;
-    const uint8_t *data;    // byte_count bytes inside the file; aligned as gguf_alignment says
+    const uint8_t *data;    // byte_count bytes inside the file; aligned as general.alignment says
 };
 
 // ---- life cycle --------------------------------------------------------------------------------
@@ -112,8 +112,6 @@ size_t gguf_key_count(const struct gguf *gguf);
 struct gguf_text gguf_key_at(const struct gguf *gguf, size_t index, enum gguf_type *type);
 
 const char *gguf_type_name(enum gguf_type type);    // "u32"
-uint32_t gguf_version(const struct gguf *gguf);
-uint32_t gguf_alignment(const struct gguf *gguf);    // bytes, a power of two
 
 // ---- tensors -----------------------------------------------------------------------------------
 

@@ -8,16 +8,10 @@
 // build. Bytes, files, flags and peers are never asserted on: they get a status. INVARIANT_SLOW is
 // for scans and audits and exists in debug, sanitizer and simulation builds only.
 //
-//   Owns       one process-wide handler, replaceable by tests and by the simulator.
+//   Owns       nothing.
 //   Thread     any.
 //   Allocates  never.
 //   Fails      does not return.
-
-typedef void (*invariant_handler_fn)(const char *expression, const char *file, int line,
-                                     const char *function);
-
-// Tests and the simulator install their own; NULL restores the default, which prints and aborts.
-void invariant_handler_set(invariant_handler_fn handler);
 
 _Noreturn void invariant_failed(const char *expression, const char *file, int line,
                                 const char *function);

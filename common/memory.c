@@ -81,15 +81,6 @@ bool memory_mul(size_t a, size_t b, size_t *out) {
     return true;
 }
 
-bool memory_add(size_t a, size_t b, size_t *out) {
-    size_t sum = 0;
-    if (__builtin_add_overflow(a, b, &sum)) {
-        return false;
-    }
-    *out = sum;
-    return true;
-}
-
 void memory_guard_begin(const char *phase) {
     INVARIANT(guard_phase == NULL);
     INVARIANT(phase != NULL);

@@ -28,7 +28,6 @@ void memory_free(void *memory);                               // accepts NULL
 
 // False when the result does not fit; `out` is then untouched.
 bool memory_mul(size_t a, size_t b, size_t *out);
-bool memory_add(size_t a, size_t b, size_t *out);
 
 // Between begin and end no allocation may happen on this thread.
 void memory_guard_begin(const char *phase);

@@ -9,12 +9,10 @@
 struct status_row {
     const char *name;
     const char *text;
-    int http;
-    bool retryable;
 };
 
 static const struct status_row status_rows[STATUS_COUNT] = {
-#define X(name, text, http, retry) {#name, text, http, retry},
+#define X(name, text) {#name, text},
     STATUS_TABLE(X)
 #undef X
 };
@@ -27,16 +25,6 @@ const char *status_name(enum status status) {
 const char *status_text(enum status status) {
     INVARIANT((unsigned)status < STATUS_COUNT);
     return status_rows[status].text;
-}
-
-int status_http(enum status status) {
-    INVARIANT((unsigned)status < STATUS_COUNT);
-    return status_rows[status].http;
-}
-
-bool status_retryable(enum status status) {
-    INVARIANT((unsigned)status < STATUS_COUNT);
-    return status_rows[status].retryable;
 }
 
 int error_errno(void) {

@@ -18,26 +18,26 @@
 //   Allocates  never.
 //   Fails      never. Long texts are cut, never dropped.
 
-// name, text, HTTP status, whether repeating the same call later can succeed
+// name, text
 #define STATUS_TABLE(X)                                                                            \
-    X(OK, "ok", 200, false)                                                                        \
-    X(INVALID, "invalid argument", 400, false)                                                     \
-    X(NOT_FOUND, "not found", 404, false)                                                          \
-    X(UNSUPPORTED, "not supported", 501, false)                                                    \
-    X(CORRUPT, "corrupt data", 500, false)                                                         \
-    X(EXHAUSTED, "out of capacity", 503, true)                                                     \
-    X(BUSY, "busy", 429, true)                                                                     \
-    X(TIMEOUT, "timed out", 504, true)                                                             \
-    X(CANCELLED, "cancelled", 499, false)                                                          \
-    X(VERSION, "version mismatch", 500, false)                                                     \
-    X(IO, "input/output error", 500, true)                                                         \
-    X(DEVICE, "device failure", 500, true)                                                         \
-    X(PEER_LOST, "peer lost", 503, true)                                                           \
-    X(SHUTDOWN, "shutting down", 503, true)                                                        \
-    X(PERMISSION, "permission denied", 403, false)
+    X(OK, "ok")                                                                                    \
+    X(INVALID, "invalid argument")                                                                 \
+    X(NOT_FOUND, "not found")                                                                      \
+    X(UNSUPPORTED, "not supported")                                                                \
+    X(CORRUPT, "corrupt data")                                                                     \
+    X(EXHAUSTED, "out of capacity")                                                                \
+    X(BUSY, "busy")                                                                                \
+    X(TIMEOUT, "timed out")                                                                        \
+    X(CANCELLED, "cancelled")                                                                      \
+    X(VERSION, "version mismatch")                                                                 \
+    X(IO, "input/output error")                                                                    \
+    X(DEVICE, "device failure")                                                                    \
+    X(PEER_LOST, "peer lost")                                                                      \
+    X(SHUTDOWN, "shutting down")                                                                   \
+    X(PERMISSION, "permission denied")
 
 enum status {
-#define X(name, text, http, retry) STATUS_##name,
+#define X(name, text) STATUS_##name,
     STATUS_TABLE(X)
 #undef X
         STATUS_COUNT
@@ -49,8 +49,6 @@ enum status {
 
 const char *status_name(enum status status);    // "EXHAUSTED"
 const char *status_text(enum status status);    // "out of capacity"
-int status_http(enum status status);            // 503
-bool status_retryable(enum status status);
 
 enum { ERROR_MESSAGE_BYTES = 1024, ERROR_HOPS_MAX = 8 };
 

@@ -21,7 +21,6 @@ struct model_text {
     uint32_t context_tokens;
     uint32_t logit_rows;
     char *name;
-    char *title;
     char *architecture;
     char *bos_token;
     char *eos_token;
@@ -163,7 +162,6 @@ static enum status token_text(const struct tokenizer *tokenizer, uint32_t id, ch
 static enum status read_gguf(struct model_text *text, const struct gguf *gguf,
                              const char *chat_template, struct error *err) {
     TRY(gguf_text_field(gguf, "general.architecture", &text->architecture, err));
-    TRY(gguf_text_field(gguf, "general.name", &text->title, err));
     TRY(tokenizer_from_gguf(gguf, &text->tokenizer, err));
     text->logit_rows = tokenizer_vocabulary_tokens(text->tokenizer);
     TRY(gguf_arch_u32(gguf, text->architecture, "context_length", &text->context_tokens, err));
@@ -504,9 +502,9 @@ enum status model_text_open(const char *path, const char *chat_template, struct 
         return error_set(err, STATUS_EXHAUSTED, "no memory for a model's texts");
     }
     text->sampling = narrow(&neutral);
-    char **const texts[] = {&text->title, &text->architecture, &text->bos_token, &text->eos_token};
+    char **const texts[] = {&text->architecture, &text->bos_token, &text->eos_token};
     enum status status = STATUS_OK;
-    for (size_t i = 0; i < 4 && status == STATUS_OK; i++) {
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0] && status == STATUS_OK; i++) {
         status = copy_text("", 0, texts[i], err);
     }
     if (status == STATUS_OK) {
@@ -528,7 +526,6 @@ void model_text_close(struct model_text *text) {
     chat_template_destroy(text->tmpl);
     memory_free(text->template_source);
     memory_free(text->name);
-    memory_free(text->title);
     memory_free(text->architecture);
     memory_free(text->bos_token);
     memory_free(text->eos_token);
@@ -561,10 +558,6 @@ uint32_t model_text_logit_rows(const struct model_text *text) {
 
 const char *model_text_name(const struct model_text *text) {
     return text->name;
-}
-
-const char *model_text_title(const struct model_text *text) {
-    return text->title;
 }
 
 const char *model_text_architecture(const struct model_text *text) {

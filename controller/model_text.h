@@ -53,7 +53,6 @@ uint32_t model_text_context_tokens(const struct model_text *text);    // what it
 uint32_t model_text_logit_rows(const struct model_text *text);
 // Last part of the path, without ".gguf": the name to serve under when none is given.
 const char *model_text_name(const struct model_text *text);
-const char *model_text_title(const struct model_text *text);    // the model's own name, or ""
 const char *model_text_architecture(const struct model_text *text);    // "llama", or ""
 // Texts for templates and for /tokenizer_info; "" when the model has none.
 const char *model_text_bos_token(const struct model_text *text);

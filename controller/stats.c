@@ -135,7 +135,6 @@ struct stats {
     uint32_t memory_count;
     struct compat compat;
     struct remembered_plan plan_ring[PLANS_REMEMBERED];
-    struct stats_totals totals;
 };
 
 // Collects the first failure, so that the lists below stay lists.
@@ -450,7 +449,6 @@ static void observe_both(struct stats *stats, struct metric *ours, struct metric
 }
 
 void stats_ttft(struct stats *stats, enum request_class class_, uint64_t us) {
-    stats->totals.first_tokens++;
     observe_both(stats, stats->ttft[class_], stats->compat.ttft, seconds(us));
 }
 
@@ -469,8 +467,6 @@ void stats_prefill(struct stats *stats, enum request_class class_, uint64_t us) 
 void stats_sequence_done(struct stats *stats, const struct stats_sequence *sequence) {
     enum request_class class_ = sequence->class_;
     uint64_t decode_us = sequence->e2e_us - sequence->ttft_us;
-    stats->totals.prompt_tokens += sequence->prompt_tokens;
-    stats->totals.output_tokens += sequence->output_tokens;
     observe_both(stats, stats->e2e[class_], stats->compat.e2e, seconds(sequence->e2e_us));
     observe_both(stats, stats->prompt_tokens[class_], stats->compat.prompt_tokens,
                  sequence->prompt_tokens);
@@ -663,8 +659,4 @@ void stats_print(struct stats *stats, const struct stats_view *view, enum metric
         copy_compat(stats, view);
     }
     metrics_print(stats->metrics, format, out);
-}
-
-void stats_totals(const struct stats *stats, struct stats_totals *out) {
-    *out = stats->totals;
 }

@@ -81,11 +81,4 @@ struct stats_view {
 void stats_print(struct stats *stats, const struct stats_view *view, enum metric_format format,
                  struct buf *out);
 
-// Totals that the periodic log line needs.
-struct stats_totals {
-    uint64_t prompt_tokens, output_tokens;    // of finished sequences
-    uint64_t first_tokens;
-};
-void stats_totals(const struct stats *stats, struct stats_totals *out);
-
 #endif

@@ -373,10 +373,6 @@ const struct message_capacity *engine_capacity(const struct engine *engine) {
     return &engine->capacity;
 }
 
-const char *engine_model_digest(const struct engine *engine) {
-    return engine->digest;
-}
-
 const char *engine_isa(const struct engine *engine) {
     return engine->table->ops(engine->device)->name;
 }

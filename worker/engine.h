@@ -50,7 +50,6 @@ enum status engine_check(const struct engine_options *options, struct buf *text,
 struct executor *engine_executor(struct engine *engine);
 // Alive as long as the engine.
 const struct message_capacity *engine_capacity(const struct engine *engine);
-const char *engine_model_digest(const struct engine *engine);
 const char *engine_isa(const struct engine *engine);
 bool engine_attached(
     const struct engine *engine);    // weights were already there, nothing was loaded

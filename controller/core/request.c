@@ -205,10 +205,6 @@ uint32_t request_table_count(const struct request_table *table) {
     return table->count;
 }
 
-uint32_t request_table_max(const struct request_table *table) {
-    return table->request_max;
-}
-
 void request_table_audit(const struct request_table *table) {
     uint32_t live = 0;
     uint32_t waiting = 0;

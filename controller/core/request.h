@@ -68,7 +68,6 @@ void request_waiting_leave(struct request_table *table, uint32_t index);
 void request_waiting_enter_front(struct request_table *table, uint32_t index);
 
 uint32_t request_table_count(const struct request_table *table);
-uint32_t request_table_max(const struct request_table *table);
 void request_table_audit(const struct request_table *table);
 
 #endif

@@ -18,10 +18,6 @@ static const struct {
 #undef X
 };
 
-void api_failure_reset(struct api_failure *failure) {
-    memset(failure, 0, sizeof *failure);
-}
-
 bool api_failed(const struct api_failure *failure) {
     return failure->message[0] != '\0';
 }

@@ -68,7 +68,6 @@ struct api_failure {
 // NULL. The first failure wins: a later call leaves a filled one alone.
 bool api_fail(struct api_failure *failure, enum api_code code, const char *param,
               const char *format, ...) PRINTF_LIKE(4, 5);
-void api_failure_reset(struct api_failure *failure);
 bool api_failed(const struct api_failure *failure);
 
 int api_code_http(enum api_code code);

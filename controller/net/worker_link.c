@@ -397,14 +397,6 @@ void worker_link_shutdown(struct worker_link *link) {
     }
 }
 
-uint32_t worker_link_joined(const struct worker_link *link) {
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < WORKERS_MAX; i++) {
-        count += link->peers[i].present ? 1 : 0;
-    }
-    return count;
-}
-
 void worker_link_count(const struct worker_link *link, uint64_t now_us,
                        struct worker_link_counters *out) {
     *out = link->counters;

@@ -56,7 +56,6 @@ enum status worker_link_send_plan(struct worker_link *link, struct worker_id wor
 // A new epoch for a worker whose state is no longer ours; READY follows.
 void worker_link_welcome_again(struct worker_link *link, struct worker_id worker);
 void worker_link_shutdown(struct worker_link *link);    // tells every worker to leave
-uint32_t worker_link_joined(const struct worker_link *link);
 
 struct worker_link_counters {
     uint64_t messages_in, messages_bad;

@@ -13,8 +13,8 @@
 struct chat_template {
     struct arena arena;    // holds the tree
     struct template_ast ast;
-    bool accepts_parts;
-    bool knows_developer;
+    bool accepts_parts;      // content may stay a list of parts (found out by rendering one)
+    bool knows_developer;    // the source mentions that role; else such messages become `system`
 };
 
 // ---- rendering ---------------------------------------------------------------------------------
@@ -259,12 +259,4 @@ void chat_template_destroy(struct chat_template *tmpl) {
         arena_deinit(&tmpl->arena);
         memory_free(tmpl);
     }
-}
-
-bool chat_template_accepts_parts(const struct chat_template *tmpl) {
-    return tmpl->accepts_parts;
-}
-
-bool chat_template_knows_developer(const struct chat_template *tmpl) {
-    return tmpl->knows_developer;
 }

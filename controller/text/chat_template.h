@@ -50,11 +50,4 @@ enum status chat_template_render(const struct chat_template *tmpl,
                                  const struct chat_template_input *input, struct buf *out,
                                  struct error *err) MUST_USE;
 
-// ---- queries -----------------------------------------------------------------------------------
-
-// Whether content may stay a list of parts (found out by rendering one); else parts are joined.
-bool chat_template_accepts_parts(const struct chat_template *tmpl);
-// Whether the source mentions the role `developer`; else such messages become `system`.
-bool chat_template_knows_developer(const struct chat_template *tmpl);
-
 #endif

@@ -312,10 +312,6 @@ uint64_t model_parameters(const struct model *model) {
     return model->parameters;
 }
 
-uint64_t model_source_bytes(const struct model *model) {
-    return model->source_bytes;
-}
-
 void model_bind(struct model *model, void *memory) {
     INVARIANT((uintptr_t)memory % WEIGHT_ALIGNMENT == 0);
     model->memory = memory;

@@ -47,7 +47,6 @@ void model_destroy(struct model *model);
 const struct model_config *model_config(const struct model *model);
 size_t model_bytes(const struct model *model);             // packed weights, norms, rotary table
 uint64_t model_parameters(const struct model *model);      // as published totals count them
-uint64_t model_source_bytes(const struct model *model);    // file bytes of the tensors used
 
 // Points every weight into `memory` (model_bytes long, 64-byte aligned), loaded or to be loaded.
 void model_bind(struct model *model, void *memory);

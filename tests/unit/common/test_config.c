@@ -55,7 +55,6 @@ START_TEST(underscores_equals_and_human_integers) {
     ck_assert_int_eq(config_int(o.config, OPTION_MAX_MODEL_LEN), 8000);
     ck_assert_int_eq(config_int(o.config, OPTION_MAX_NUM_SEQS), 1024);
     ck_assert_int_eq(config_int(o.config, OPTION_PORT), 8000);
-    ck_assert(!config_given(o.config, OPTION_PORT));
     done(&o);
 }
 END_TEST

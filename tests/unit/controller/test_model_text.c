@@ -285,7 +285,6 @@ START_TEST(a_gguf_file_gives_the_same_things) {
     put_gguf("{{ eos_token }}", 0x3F000000);    // 0.5
     struct model_text *text = open_good(path, NULL);
     ck_assert_str_eq(model_text_name(text), "model");
-    ck_assert_str_eq(model_text_title(text), "Small One");
     ck_assert_str_eq(model_text_architecture(text), "llama");
     ck_assert_str_eq(model_text_bos_token(text), "<s>");
     ck_assert_str_eq(model_text_eos_token(text), "<e>");
