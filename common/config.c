@@ -507,7 +507,9 @@ static enum status parse_file(struct config *config, enum option_program program
     if (status != STATUS_OK) {
         error_context(err, "configuration file '%s'", path);
     }
-    return status;
+    // Told apart from a wrong word on the command line.
+    bool refused = status != STATUS_OK && status != STATUS_EXHAUSTED;
+    return refused ? STATUS_CORRUPT : status;
 }
 
 // ---- life cycle --------------------------------------------------------------------------------
@@ -589,6 +591,19 @@ enum status config_parse(const struct config_input *input, struct config **out, 
     }
     *out = config;
     return STATUS_OK;
+}
+
+enum exit_code config_exit_code(enum status status) {
+    switch (status) {
+    case STATUS_CORRUPT:
+    case STATUS_NOT_FOUND:
+        return EXIT_CODE_CONFIG;
+    case STATUS_OK:
+    case STATUS_EXHAUSTED:
+        return exit_code_for(status);
+    default:
+        return EXIT_CODE_USAGE;    // UNSUPPORTED too: a flag that is refused
+    }
 }
 
 void config_destroy(struct config *config) {

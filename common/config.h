@@ -3,6 +3,7 @@
 #define COMMON_CONFIG_H
 
 #include "common/buf.h"
+#include "common/exit_code.h"
 #include "common/status.h"
 #include <stdbool.h>
 #include <stdint.h>
@@ -18,7 +19,8 @@
 //   Owns       its strings.
 //   Thread     parse on one; reads from any.
 //   Allocates  while parsing.
-//   Fails      INVALID naming the flag, its source (flag, variable, file:line) and the remedy.
+//   Fails      INVALID or UNSUPPORTED naming the flag, its source (flag, variable, file:line) and
+//              the remedy; CORRUPT the same in a configuration file, NOT_FOUND without that file.
 
 enum option_program {
     OPTION_PROGRAM_SERVE = 1,
@@ -58,6 +60,7 @@ struct config_input {
 };
 enum status config_parse(const struct config_input *input, struct config **out, struct buf *text,
                          struct error *err) MUST_USE;
+enum exit_code config_exit_code(enum status status);    // for a config_parse that failed
 void config_destroy(struct config *config);
 
 bool config_bool(const struct config *config, enum option_id id);

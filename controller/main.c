@@ -145,7 +145,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "tare-controller: %s%s%s\n", err.message, err.hint[0] == '\0' ? "" : "; ",
                 err.hint);
         buf_deinit(&text);
-        return EXIT_CODE_USAGE;
+        return (int)config_exit_code(status);
     }
     if (config == NULL) {
         fputs(buf_cstr(&text), stdout);

@@ -118,14 +118,16 @@ int main(int argc, char **argv) {
         return EXIT_CODE_OK;
     }
     buf_deinit(&text);
+    int code = (int)config_exit_code(status);
     if (status == STATUS_OK) {
         status = check(config, &err);
+        code = EXIT_CODE_USAGE;
     }
     if (status != STATUS_OK) {
         fprintf(stderr, "tare-worker: %s%s%s\n", err.message, err.hint[0] == '\0' ? "" : "; ",
                 err.hint);
         config_destroy(config);
-        return EXIT_CODE_USAGE;
+        return code;
     }
     enum log_level level = LOG_LEVEL_INFO;
     enum log_format format = LOG_FORMAT_AUTO;
@@ -138,7 +140,7 @@ int main(int argc, char **argv) {
         return checked;
     }
     install_signals();
-    int code = child ? run_child(config, &fds) : holder_run(argv);
+    code = child ? run_child(config, &fds) : holder_run(argv);
     config_destroy(config);
     return code;
 }

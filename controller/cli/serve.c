@@ -281,12 +281,13 @@ int serve_run(int argc, char **argv) {
     struct error err = {0};
     buf_init(&text, 256 * 1024);
     enum status status = config_parse(&input, &serve.config, &text, &err);
-    int code = EXIT_CODE_OK;
+    int code = (int)config_exit_code(status);
     if (status == STATUS_OK && serve.config == NULL) {
         fputs(buf_cstr(&text), stdout);
     } else {
         if (status == STATUS_OK) {
             status = check_config(&serve, &err);
+            code = status == STATUS_NOT_FOUND ? EXIT_CODE_NO_INPUT : EXIT_CODE_USAGE;
         }
         if (status == STATUS_OK) {
             config_hide_secrets(argc, argv);
@@ -295,7 +296,6 @@ int serve_run(int argc, char **argv) {
         } else {
             fprintf(stderr, "tare serve: %s%s%s\n", err.message, err.hint[0] == '\0' ? "" : "; ",
                     err.hint);
-            code = status == STATUS_NOT_FOUND ? EXIT_CODE_NO_INPUT : EXIT_CODE_USAGE;
         }
     }
     buf_deinit(&text);

@@ -52,6 +52,8 @@ expect() { want=$1; shift; code=0; "$@" >"$work/out" 2>&1 || code=$?; [ $code = 
 expect 64 bin/tare serve "$demo" --no-such-flag
 expect 64 bin/tare serve "$demo" --port 99999
 expect 66 bin/tare serve /no/such/model
+echo 'prot: 1' >"$work/bad.yaml"
+expect 78 bin/tare serve "$demo" --config "$work/bad.yaml"
 head -c 1000000 "$demo" >"$work/cut.gguf"
 expect 65 bin/tare serve "$work/cut.gguf"
 expect 69 bin/tare serve "$demo" --device-memory 100M

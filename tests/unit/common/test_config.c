@@ -99,13 +99,18 @@ START_TEST(booleans_may_be_negated_and_lists_repeat) {
 }
 END_TEST
 
-static void refused(const char *line, const char *word) {
+static void refused_as(const char *line, const char *word, enum exit_code code) {
     struct outcome o = parse(line, NULL);
     ck_assert_msg(o.status != STATUS_OK, "accepted: %s", line);
+    ck_assert_int_eq(config_exit_code(o.status), code);
     char all[ERROR_MESSAGE_BYTES + 300];
     snprintf(all, sizeof all, "%s; %s", o.err.message, o.err.hint);
     ck_assert_msg(strstr(all, word) != NULL, "'%s' lacks '%s'", all, word);
     done(&o);
+}
+
+static void refused(const char *line, const char *word) {
+    refused_as(line, word, EXIT_CODE_USAGE);
 }
 
 START_TEST(wrong_lines_are_refused_with_the_remedy) {
@@ -119,7 +124,6 @@ START_TEST(wrong_lines_are_refused_with_the_remedy) {
     refused("m --require-auth=maybe", "true or false");
     refused("m --tensor-parallel-size 8", "one rank");
     refused("m -tp 8", "one rank");
-    refused("m --config /nowhere/x.yaml", "cannot be opened");
     refused("m --no-port", "unknown option");
 }
 END_TEST
@@ -175,14 +179,16 @@ START_TEST(files_are_refused_with_the_line) {
                 {"require-auth: yes\n", "true or false"},
                 {"a: &x 1\nport: *x\n", "line 1"},
                 {"just text\n", "line 1"},
+                {"tensor-parallel-size: 8\n", "one rank"},
                 {"config: other.yaml\n", "inside"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char *path = write_file(rows[i].text);
         char line[256];
         snprintf(line, sizeof line, "m --config %s", path);
-        refused(line, rows[i].word);
+        refused_as(line, rows[i].word, EXIT_CODE_CONFIG);
         unlink(path);
     }
+    refused_as("m --config /nowhere/x.yaml", "cannot be opened", EXIT_CODE_CONFIG);
 }
 END_TEST
 
