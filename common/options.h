@@ -27,6 +27,8 @@
     X(HOST, "host", STRING, "127.0.0.1", OPTION_SC_, "server", 0, 0, NULL, "address to listen on") \
     X(PORT, "port", INT, "8000", OPTION_SC_, "server", 0, 65535, NULL,                             \
       "port to listen on; 0 lets the system choose")                                               \
+    X(UDS, "uds", STRING, NULL, OPTION_SC_, "server", 0, 0, NULL,                                  \
+      "unix socket to listen on instead of --host and --port, mode 0600")                          \
     X(API_KEY, "api-key", LIST, NULL, OPTION_SC_, "server", 0, 0, NULL,                            \
       "keys clients must present; repeatable")                                                     \
     X(API_KEY_FILE, "api-key-file", STRING, NULL, OPTION_SC_, "server", 0, 0, NULL,                \
@@ -144,7 +146,6 @@
     X("hf-overrides", true, REFUSE, "edit config.json instead")                                    \
     X("tokenizer", true, REFUSE, "the tokenizer is taken from the model")                          \
     X("scheduling-policy", true, REFUSE, "first come, first served in this version")               \
-    X("uds", true, REFUSE, "listen on --host and --port")                                          \
     X("mmap", false, NOTE, "files are always mapped, then released")                               \
     X("no-mmap", false, REFUSE, "files are always mapped, then released")                          \
     X("model-path", true, ALIAS, "model")                                                          \

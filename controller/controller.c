@@ -251,6 +251,7 @@ static void announce(struct controller *c, const struct message_capacity *capaci
         .model_name = c->names[0],
         .host = config_string(c->config, OPTION_HOST),
         .port = http_server_port(c->server),
+        .uds = config_string(c->config, OPTION_UDS),
         .api_key_hint = c->keys.count > 0 ? "$TARE_API_KEY" : NULL,
         .start_seconds = (double)(clock_monotonic_us() - c->start_us) / 1e6,
         .capacity = capacity,
@@ -372,7 +373,9 @@ static bool is_loopback(const char *host) {
 static enum status fill_gate(struct controller *c, struct api_gate *gate, struct error *err) {
     TRY(keys_load(c->config, &c->keys, err));
     const char *host = config_string(c->config, OPTION_HOST);
-    bool open = c->keys.count == 0 && !is_loopback(host);
+    // A socket file is guarded by its mode, and no web page can make a browser call it.
+    bool file = config_string(c->config, OPTION_UDS) != NULL;
+    bool open = c->keys.count == 0 && !file && !is_loopback(host);
     if (open && config_bool(c->config, OPTION_REQUIRE_AUTH)) {
         error_hint(err, "give --api-key or --api-key-file, or listen on 127.0.0.1");
         return error_set(err, STATUS_INVALID, "--require-auth: no key for host %s", host);
@@ -388,7 +391,7 @@ static enum status fill_gate(struct controller *c, struct api_gate *gate, struct
         .keys = c->keys.keys,
         .key_count = c->keys.count,
         .metrics_require_key = config_bool(c->config, OPTION_METRICS_REQUIRE_KEY),
-        .loopback_only = is_loopback(host),
+        .loopback_only = !file && is_loopback(host),
         .host_name = named ? c->host_name : NULL,
         .origins = c->origins,
         .origin_count = origins,
@@ -445,6 +448,10 @@ static enum status open_server(struct controller *c, struct uv_loop_s *loop, str
     config.handler = api_handler(c->api);
     config.connections_max = (uint32_t)config_int(c->config, OPTION_MAX_CONNECTIONS);
     TRY(http_server_create(loop, &config, &c->server, err));
+    const char *path = config_string(c->config, OPTION_UDS);
+    if (path != NULL) {
+        return http_server_listen_unix(c->server, path, err);
+    }
     enum status status = http_server_listen_tcp(c->server, config_string(c->config, OPTION_HOST),
                                                 (uint16_t)config_int(c->config, OPTION_PORT), err);
     if (status != STATUS_OK) {

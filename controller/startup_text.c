@@ -44,6 +44,9 @@ static void write_ledger(const struct message_capacity *capacity, struct buf *ou
     for (uint32_t i = 0; i < capacity->line_count; i++) {
         const struct ledger_line *line = &capacity->lines[i];
         sum += line->bytes;
+        if (line->bytes == 0) {
+            continue;    // a device that has no such cost
+        }
         buf_printf(out, "  %-20s %10.2f  %s\n", line->name, (double)line->bytes / MIB,
                    line->planned ? "planned" : "found");
     }
@@ -61,8 +64,31 @@ static void write_kv(const struct message_capacity *capacity, struct buf *out) {
                (unsigned long long)bytes);
 }
 
-// An IPv6 address stands in brackets in a URL.
+// As a shell reads it back.
+static void write_word(const char *word, struct buf *out) {
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "_-./:@%+,";
+    if (word[strspn(word, plain)] == '\0') {
+        buf_append_str(out, word);
+        return;
+    }
+    buf_append_byte(out, '\'');
+    for (const char *at = word; *at != '\0'; at++) {
+        if (*at == '\'') {
+            buf_append_str(out, "'\\''");
+        } else {
+            buf_append_byte(out, (uint8_t)*at);
+        }
+    }
+    buf_append_byte(out, '\'');
+}
+
+// An IPv6 address stands in brackets in a URL; behind a socket file any host is as good.
 static void write_url(const struct startup_facts *facts, const char *path, struct buf *out) {
+    if (facts->uds != NULL) {
+        buf_printf(out, "http://localhost%s", path);
+        return;
+    }
     bool v6 = strchr(facts->host, ':') != NULL;
     bool any = strcmp(facts->host, "0.0.0.0") == 0 || strcmp(facts->host, "::") == 0;
     const char *host = any ? "127.0.0.1" : facts->host;
@@ -73,6 +99,9 @@ static void write_url(const struct startup_facts *facts, const char *path, struc
 void startup_ready_line(const struct startup_facts *facts, struct buf *out) {
     buf_append_str(out, "ready    ");
     write_url(facts, "/v1", out);
+    if (facts->uds != NULL) {
+        buf_printf(out, " on %s", facts->uds);
+    }
     buf_printf(out, "   model %s   start-up %.2f s\n", facts->model_name, facts->start_seconds);
 }
 
@@ -81,6 +110,11 @@ void startup_ready(const struct startup_facts *facts, struct buf *out) {
     write_kv(facts->capacity, out);
     startup_ready_line(facts, out);
     buf_append_str(out, "try      curl ");
+    if (facts->uds != NULL) {
+        buf_append_str(out, "--unix-socket ");
+        write_word(facts->uds, out);
+        buf_append_byte(out, ' ');
+    }
     write_url(facts, "/v1/chat/completions", out);
     if (facts->api_key_hint != NULL) {
         buf_printf(out, " -H \"Authorization: Bearer %s\"", facts->api_key_hint);

@@ -32,6 +32,7 @@ struct startup_facts {
     const char *model_name;
     const char *host;
     uint16_t port;
+    const char *uds;             // path of the unix socket listened on instead, or NULL
     const char *api_key_hint;    // NULL without a key: then the line to try needs none
     double start_seconds;
     const struct message_capacity *capacity;

@@ -19,10 +19,15 @@ enum status http_address_parse(const char *host, uint16_t port, struct http_addr
                                struct error *err) MUST_USE;
 uint16_t http_address_port(const struct http_address *address);
 
-// Removes a socket file that a process left behind; anything else at `path` stays.
+// A path fits the system's address of a socket file.
+enum status http_address_check_unix(const char *path, struct error *err) MUST_USE;
+// Removes a socket file that a process left behind; one that still answers and anything else at
+// `path` stay.
 void http_address_clear_unix(const char *path);
 
-// The failure to listen on `where`, with what to do about it. `os_code` is an errno.
-enum status http_address_failed(const char *where, int os_code, struct error *err);
+// The failure to listen on `where`, with what to do about it. `option` is the one that chose it,
+// `os_code` an errno.
+enum status http_address_failed(const char *where, const char *option, int os_code,
+                                struct error *err);
 
 #endif

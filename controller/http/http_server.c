@@ -709,7 +709,7 @@ void http_server_destroy(struct http_server *server) {
 
 // Listens on a bound handle (`rc` 0). One that failed stays in its slot until it is closed.
 static enum status start_listening(struct http_server *server, int rc, const char *where,
-                                   struct error *err) {
+                                   const char *option, struct error *err) {
     union stream *listener = &server->listeners[server->listener_count++];
     if (rc == 0) {
         rc = uv_listen(&listener->stream, LISTEN_BACKLOG, on_connection);
@@ -718,7 +718,7 @@ static enum status start_listening(struct http_server *server, int rc, const cha
         return STATUS_OK;
     }
     uv_close(&listener->handle, on_handle_closed);
-    return http_address_failed(where, -rc, err);    // libuv's codes are errno, negated
+    return http_address_failed(where, option, -rc, err);    // libuv's codes are errno, negated
 }
 
 static enum status take_listener(struct http_server *server, union stream **out,
@@ -739,12 +739,12 @@ enum status http_server_listen_tcp(struct http_server *server, const char *host,
     snprintf(where, sizeof where, "%s port %u", host, (unsigned)port);
     int rc = uv_tcp_init(server->loop, &listener->tcp);
     if (rc != 0) {
-        return http_address_failed(where, -rc, err);
+        return http_address_failed(where, "port", -rc, err);
     }
     listener->handle.data = server;
     server->handles_open++;
     rc = uv_tcp_bind(&listener->tcp, (const struct sockaddr *)&address.storage, 0);
-    TRY(start_listening(server, rc, where, err));
+    TRY(start_listening(server, rc, where, "port", err));
     int address_bytes = sizeof address.storage;
     rc = uv_tcp_getsockname(&listener->tcp, (struct sockaddr *)&address.storage, &address_bytes);
     server->port = rc == 0 ? http_address_port(&address) : port;
@@ -754,19 +754,21 @@ enum status http_server_listen_tcp(struct http_server *server, const char *host,
 enum status http_server_listen_unix(struct http_server *server, const char *path,
                                     struct error *err) {
     union stream *listener = NULL;
+    TRY(http_address_check_unix(path, err));
     TRY(take_listener(server, &listener, err));
     http_address_clear_unix(path);
     int rc = uv_pipe_init(server->loop, &listener->pipe, 0);
     if (rc != 0) {
-        return http_address_failed(path, -rc, err);
+        return http_address_failed(path, "uds", -rc, err);
     }
     listener->handle.data = server;
     server->handles_open++;
     rc = uv_pipe_bind(&listener->pipe, path);
-    if (rc == 0 && chmod(path, 0660) != 0) {
+    // Before it listens, so nobody comes in first.
+    if (rc == 0 && chmod(path, 0600) != 0) {
         rc = uv_translate_sys_error(error_errno());
     }
-    return start_listening(server, rc, path, err);
+    return start_listening(server, rc, path, "uds", err);
 }
 
 uint16_t http_server_port(const struct http_server *server) {

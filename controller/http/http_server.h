@@ -45,7 +45,7 @@ void http_server_destroy(struct http_server *server);
 // `host` is a numeric address or "localhost"; port 0 takes a free one. May be called repeatedly.
 enum status http_server_listen_tcp(struct http_server *server, const char *host, uint16_t port,
                                    struct error *err) MUST_USE;
-// A stale socket file is replaced; mode 0660.
+// A socket file that nobody answers on is replaced; mode 0600.
 enum status http_server_listen_unix(struct http_server *server, const char *path,
                                     struct error *err) MUST_USE;
 uint16_t http_server_port(const struct http_server *server);    // of the last tcp listen

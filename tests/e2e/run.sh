@@ -41,6 +41,14 @@ TARE_API_KEY=sesame start_server "$work/key.log" "$work/tiny"
 [ "$(curl -s -o /dev/null -w '%{http_code}' "$URL/health")" = 200 ]
 stop_server
 
+part "a unix socket in place of a port, for its owner only"
+start_server "$work/uds.log" "$work/tiny" --uds "$work/x.sock"
+[ "$(stat -c %a "$work/x.sock")" = 600 ]
+try=$(sed -n 's/^try *//p' "$work/uds.log")
+sh -c "$try" 2>/dev/null | grep -q '"choices"' || { echo "no answer to: $try"; exit 1; }
+stop_server
+[ ! -e "$work/x.sock" ]
+
 part "metrics are valid"
 # The linter objects to the colons of vLLM's names, which are the point of that block.
 start_server "$work/metrics.log" "$work/tiny" --no-metrics-compat

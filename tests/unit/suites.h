@@ -42,6 +42,7 @@
     X("controller/text/added_tokens", suite_added_tokens)                                          \
     X("controller/model_text", suite_model_text)                                                   \
     X("controller/text/tokenizer", suite_tokenizer)                                                \
+    X("controller/startup_text", suite_startup_text)                                               \
     X("controller/stats", suite_stats)                                                             \
     X("controller/text/detokenizer", suite_detokenizer)                                            \
     X("controller/http/api_gate", suite_api_gate)                                                  \

@@ -124,6 +124,7 @@ START_TEST(wrong_lines_are_refused_with_the_remedy) {
     refused("m --require-auth=maybe", "true or false");
     refused("m --tensor-parallel-size 8", "one rank");
     refused("m -tp 8", "one rank");
+    refused("m --lora-modules x", "adapters");
     refused("m --no-port", "unknown option");
 }
 END_TEST

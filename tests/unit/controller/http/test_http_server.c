@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 #include <uv.h>
@@ -713,6 +714,10 @@ START_TEST(addresses_that_cannot_be_listened_on_are_named) {
     error_reset(&err);
     ck_assert_int_eq(http_server_listen_unix(app.server, "/no/such/folder/x.sock", &err),
                      STATUS_IO);
+    char path[110] = "/tmp/";
+    memset(path + 5, 'x', 103);    // 108 bytes, one too many
+    ck_assert_int_eq(http_server_listen_unix(app.server, path, NULL), STATUS_INVALID);
+    ck_assert_int_eq(http_server_listen_unix(app.server, "", NULL), STATUS_INVALID);
     app_stop(&app);
 }
 END_TEST
@@ -732,6 +737,12 @@ START_TEST(unix_socket_serves_and_replaces_a_stale_file) {
     close(stale);
     struct error err = {0};
     ck_assert_msg(http_server_listen_unix(app.server, path, &err) == STATUS_OK, "%s", err.message);
+    struct stat file;
+    ck_assert_int_eq(stat(path, &file), 0);
+    ck_assert_uint_eq(file.st_mode & 07777, 0600);
+    // A file that answers belongs to somebody.
+    ck_assert_int_eq(http_server_listen_unix(app.server, path, &err), STATUS_IO);
+    ck_assert_ptr_nonnull(strstr(err.hint, "--uds"));
     memset(&client, 0, sizeof client);
     buf_init(&client.got, 1 << 20);
     client.fd = socket(AF_UNIX, SOCK_STREAM, 0);
