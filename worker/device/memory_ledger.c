@@ -75,6 +75,9 @@ void memory_ledger_print(const struct memory_ledger *ledger, struct buf *out) {
     for (unsigned i = 0; i < LEDGER_COUNT; i++) {
         uint64_t bytes = ledger->bytes[i] > 0 ? ledger->bytes[i] : ledger->planned[i];
         total += bytes;
+        if (bytes == 0) {
+            continue;    // a device that has no such cost
+        }
         buf_printf(out, "  %-18s %10.2f  %s\n", ledger_rows[i].name, (double)bytes / MIB,
                    ledger_rows[i].planned ? "planned" : "found");
     }

@@ -53,7 +53,8 @@ const char *memory_ledger_name(enum ledger_id id);
 
 // The lines as they travel in the capacity report; `out` has LEDGER_COUNT entries.
 void memory_ledger_lines(const struct memory_ledger *ledger, struct ledger_line *out);
-// A table for people: name, MiB, planned or found; then used, free, budget.
+// A table for people: name, MiB, planned or found, of lines that hold anything; then total, free,
+// budget.
 void memory_ledger_print(const struct memory_ledger *ledger, struct buf *out);
 
 #endif
