@@ -672,15 +672,15 @@ const char *config_name(enum option_id id) {
 
 void config_forward(const struct config *config, enum option_program program, struct buf *out) {
     for (unsigned i = 0; i < OPTION_COUNT; i++) {
+        bool never = i == OPTION_CONFIG || i == OPTION_PRINT_CONFIG || i == OPTION_API_KEY;
         bool forwarded = (config_option_rows[i].programs & program) != 0 &&
-                         config->values[i].rank > SOURCE_DEFAULT && i != OPTION_CONFIG &&
-                         i != OPTION_PRINT_CONFIG;
+                         config->values[i].rank > SOURCE_DEFAULT && !never;
         if (!forwarded) {
             continue;
         }
         buf_printf(out, "--%s=", config_option_rows[i].name);
         config_write_value(config, (enum option_id)i, out);
-        buf_append_byte(out, '\n');
+        buf_append_byte(out, '\0');
     }
 }
 

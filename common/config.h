@@ -78,8 +78,9 @@ uint32_t config_note_count(const struct config *config);
 const char *config_note(const struct config *config, uint32_t index);
 
 const char *config_name(enum option_id id);    // "max-model-len"
-// Flags as one would type them to give another program the same values: "--port=8000". For every
-// given option of `program`; the caller owns the buffer. One flag per line.
+// Flags as one would type them to give another program the same values: "--port=8000", each ended
+// by a NUL, since a value may have lines. For every given option of `program` but secrets, which
+// have no place on a command line; the caller owns the buffer.
 void config_forward(const struct config *config, enum option_program program, struct buf *out);
 
 // Overwrites secrets in the words of the command line, so that the process list does not show them.

@@ -18,8 +18,8 @@
 
 enum {
     PATH_BYTES = 4096,
-    WORDS_MAX = 256,
-    LEAVE_US = 5 * 1000 * 1000,    // patience with a worker after the controller has ended
+    WORDS_MAX = OPTION_COUNT + 4,    // each option once; program, two more words, NULL
+    LEAVE_US = 5 * 1000 * 1000,      // patience with a worker after the controller has ended
 };
 
 struct child {
@@ -76,28 +76,28 @@ static void export_keys(const struct config *config) {
     }
     if (count > 0) {
         setenv("TARE_API_KEY", buf_cstr(&keys), 1);
+        unsetenv("VLLM_API_KEY");    // overruled, or already in the list
     }
     buf_deinit(&keys);
 }
 
-static void run_program(const char *name, char *flags, const char *extra_a, const char *extra_b) {
+// `flags` as config_forward writes them.
+static void run_program(const char *name, const struct buf *flags, const char *extra_a,
+                        const char *extra_b) {
     char path[PATH_BYTES];
     sibling_path(name, path);
-    char *words[WORDS_MAX];
+    const char *words[WORDS_MAX];
     size_t count = 0;
     words[count++] = path;
-    char *save = NULL;
-    for (char *at = strtok_r(flags, "\n", &save); at != NULL && count < WORDS_MAX - 3;
-         at = strtok_r(NULL, "\n", &save)) {
-        words[count++] = at;
+    for (size_t at = 0; at < flags->bytes_used;) {
+        const char *word = (const char *)flags->data + at;
+        words[count++] = word;
+        at += strlen(word) + 1;
     }
-    char a[PATH_BYTES], b[PATH_BYTES];
-    snprintf(a, sizeof a, "%s", extra_a);
-    snprintf(b, sizeof b, "%s", extra_b);
-    words[count++] = a;
-    words[count++] = b;
+    words[count++] = extra_a;
+    words[count++] = extra_b;
     words[count] = NULL;
-    execv(path, words);
+    execv(path, (char *const *)words);    // its type is older than const
     fprintf(stderr, "tare: '%s' cannot be started: %s\n", path, strerror(errno));
     _exit(EXIT_CODE_OS);
 }
@@ -108,14 +108,17 @@ static enum status start_child(struct serve *serve, struct child *child,
     struct buf flags;
     buf_init(&flags, 1024 * 1024);
     config_forward(serve->config, program, &flags);
+    enum status status = buf_status(&flags);
+    if (status != STATUS_OK) {
+        buf_deinit(&flags);
+        return error_set(err, status, "the flags for '%s' are too long", child->name);
+    }
     pid_t pid = fork();
     if (pid == 0) {
         setpgid(0, 0);
         prctl(PR_SET_PDEATHSIG, SIGTERM);
         sigprocmask(SIG_UNBLOCK, &serve->watched, NULL);
-        char none[1] = "";
-        (void)buf_cstr(&flags);    // terminates the text
-        run_program(child->name, flags.data == NULL ? none : (char *)flags.data, extra_a, extra_b);
+        run_program(child->name, &flags, extra_a, extra_b);
     }
     buf_deinit(&flags);
     if (pid < 0) {

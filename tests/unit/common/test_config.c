@@ -217,7 +217,16 @@ START_TEST(children_get_what_was_given_and_nothing_secret_is_shown) {
     struct buf flags;
     buf_init(&flags, 4096);
     config_forward(o.config, OPTION_PROGRAM_WORKER, &flags);
-    ck_assert_str_eq(buf_cstr(&flags), "--model=m\n--threads=3\n");
+    static const char want[] = "--model=m\0--threads=3";
+    ck_assert_uint_eq(flags.bytes_used, sizeof want);
+    ck_assert_mem_eq(flags.data, want, sizeof want);
+    done(&o);
+    o = parse("m --api-key s --seed 4", NULL);
+    buf_reset(&flags);
+    config_forward(o.config, OPTION_PROGRAM_CONTROLLER, &flags);
+    static const char no_secret[] = "--model=m\0--seed=4";
+    ck_assert_uint_eq(flags.bytes_used, sizeof no_secret);
+    ck_assert_mem_eq(flags.data, no_secret, sizeof no_secret);
     buf_deinit(&flags);
     done(&o);
     char a[] = "tare", b[] = "--api-key=abc", c[] = "--api-key", d[] = "def";
