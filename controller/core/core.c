@@ -331,6 +331,8 @@ static bool result_fits(const struct core *core, const struct step_result *resul
     if (result_validate(result, &core->limits, NULL) != STATUS_OK) {
         return false;
     }
+    // One generated row per sequence and step: a second one would not continue the log.
+    bool generated[BOUND_SEQS] = {false};    // by slot
     for (uint32_t i = 0; i < result->row_count; i++) {
         const struct result_row *row = &result->rows[i];
         uint32_t index = scheduler_owner(core->scheduler, row->ref);
@@ -343,11 +345,12 @@ static bool result_fits(const struct core *core, const struct step_result *resul
         if (row->is_prompt ? !scores : !continues) {
             return false;
         }
-        // One row per sequence and step: a second one would not continue the log.
-        for (uint32_t k = i; !row->is_prompt && k-- > 0;) {
-            if (!result->rows[k].is_prompt && result->rows[k].ref.slot == row->ref.slot) {
+        if (!row->is_prompt) {
+            INVARIANT(row->ref.slot < BOUND_SEQS);
+            if (generated[row->ref.slot]) {
                 return false;
             }
+            generated[row->ref.slot] = true;
         }
     }
     return true;

@@ -23,7 +23,8 @@
 struct thread_pool;
 
 // Starts `thread_count - 1` threads; 1 gives a pool that runs everything on the caller.
-enum status thread_pool_create(uint32_t thread_count, struct thread_pool **out, struct error *err);
+enum status thread_pool_create(uint32_t thread_count, struct thread_pool **out,
+                               struct error *err) MUST_USE;
 void thread_pool_destroy(struct thread_pool *pool);    // accepts NULL
 
 // op_ctx.parallel with op_ctx.pool = the pool: fn(arg, i, thread) for each i in 0..task_count-1.
