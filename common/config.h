@@ -79,7 +79,7 @@ const char *config_note(const struct config *config, uint32_t index);
 
 const char *config_name(enum option_id id);    // "max-model-len"
 // Flags as one would type them to give another program the same values: "--port=8000", each ended
-// by a NUL, since a value may have lines. For every given option of `program` but secrets, which
+// by a NUL, which no value can hold. For every given option of `program` but secrets, which
 // have no place on a command line; the caller owns the buffer.
 void config_forward(const struct config *config, enum option_program program, struct buf *out);
 

@@ -39,7 +39,8 @@ static enum status map(int fd, const char *path, uint64_t bytes_max, struct mapp
 
 enum status mapped_file_open(const char *path, uint64_t bytes_max, struct mapped_file *out,
                              struct error *err) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    // Without O_NONBLOCK a named pipe would hold us until somebody writes into it.
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
         return error_set_os(err, errno == ENOENT ? STATUS_NOT_FOUND : STATUS_IO,
                             "'%s' cannot be opened", path);
@@ -54,4 +55,13 @@ void mapped_file_close(struct mapped_file *file) {
         munmap(file->mapping, file->byte_count);
     }
     memset(file, 0, sizeof *file);
+}
+
+void mapped_file_give_back(const uint8_t *part, uint64_t byte_count) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t begin = ((uintptr_t)part + page - 1) & ~(page - 1);
+    uintptr_t end = ((uintptr_t)part + byte_count) & ~(page - 1);
+    if (end > begin) {
+        madvise((void *)begin, end - begin, MADV_DONTNEED);
+    }
 }

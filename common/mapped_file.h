@@ -9,14 +9,14 @@
 //
 // The idea: parsers take (bytes, length) and never touch files; this is the one place that turns a
 // path into both. Pages come from the page cache when they are read, so a model of any size costs
-// nothing before. A file that shrinks while it is mapped ends the process that reads the lost part.
+// nothing before. A file that shrinks while it is mapped ends the process that reads the lost part
+// (SIGBUS). Opening never waits, whatever lies at the path.
 //
 //   Owns       the mapping.
 //   Thread     any; immutable after open.
 //   Allocates  never.
-//   Fails      NOT_FOUND when absent, INVALID when no regular file, CORRUPT past `bytes_max`, IO;
-//   the
-//              sentence names the path.
+//   Fails      NOT_FOUND when absent, INVALID when no regular file, CORRUPT past `bytes_max`, IO.
+//              The sentence names the path.
 
 struct mapped_file {
     const uint8_t *bytes;    // "" for an empty file, never NULL once open
@@ -28,5 +28,9 @@ struct mapped_file {
 enum status mapped_file_open(const char *path, uint64_t bytes_max, struct mapped_file *out,
                              struct error *err) MUST_USE;
 void mapped_file_close(struct mapped_file *file);    // accepts a zeroed one
+
+// A part of a mapped file that will not be read soon: the whole pages inside it leave this process,
+// and come back from the file should anybody read them after all. Neighbours stay.
+void mapped_file_give_back(const uint8_t *part, uint64_t byte_count);
 
 #endif

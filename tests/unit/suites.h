@@ -18,6 +18,7 @@
     X("common/utf8", suite_utf8)                                                                   \
     X("common/dtype", suite_dtype)                                                                 \
     X("common/rng", suite_rng)                                                                     \
+    X("common/mapped_file", suite_mapped_file)                                                     \
     X("common/config", suite_config)                                                               \
     X("common/gguf", suite_gguf)                                                                   \
     X("common/hash", suite_hash)                                                                   \

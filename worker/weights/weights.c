@@ -268,12 +268,5 @@ enum status weights_find(const struct weights *weights, const char *name,
 
 void weights_release(const struct weights *weights, const struct weights_tensor *tensor) {
     (void)weights;
-    // Only whole pages inside the tensor: its neighbours may still be needed.
-    uintptr_t page = 4096;
-    uintptr_t begin = ((uintptr_t)tensor->data + page - 1) & ~(page - 1);
-    uintptr_t end = ((uintptr_t)tensor->data + tensor->byte_count) & ~(page - 1);
-    if (end > begin) {
-        // A read-only private file mapping: the pages come back from the file if touched again.
-        madvise((void *)begin, end - begin, MADV_DONTNEED);
-    }
+    mapped_file_give_back(tensor->data, tensor->byte_count);
 }
