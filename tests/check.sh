@@ -16,6 +16,8 @@ step integration
 make --no-print-directory -s integration
 step e2e
 make --no-print-directory -s e2e
+step load tool
+sh tests/e2e/load_tool.sh
 step fuzz
 FUZZ_S=${FUZZ_S:-60} sh tests/fuzz/run.sh
 step chaos

@@ -7,9 +7,9 @@ start_server() {
     shift
     bin/tare serve "$@" --port 0 2>"$log" &
     SERVER=$!
-    # The condition is the ready line; the pause only spaces the looks at it.
+    # The condition is the line after the ready line, which is then whole; the pause only spaces the looks at it.
     tries=0
-    until grep -q '^ready ' "$log"; do
+    until grep -q '^try ' "$log"; do
         tries=$((tries + 1))
         if ! kill -0 "$SERVER" 2>/dev/null || [ $tries -gt 600 ]; then
             echo "server did not get ready:"
