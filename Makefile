@@ -8,7 +8,7 @@ endif
 WERROR ?= 1
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 MODEL ?= models/smollm2-135m-instruct-q4_1.gguf
-SERVE_FLAGS ?=
+SERVE_FLAGS ?=#              make serve SERVE_FLAGS="--port 8001"
 VERSION := 0.1.0
 COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 
@@ -25,8 +25,11 @@ PKGS := libuv libzmq libprotobuf-c jansson yaml-0.1 libsodium libxxhash libutf8p
 DEB_BUILD := gcc libc6-dev pkg-config git libuv1-dev libzmq3-dev libprotobuf-c-dev \
     protobuf-c-compiler libjansson-dev libyaml-dev libsodium-dev libxxhash-dev libutf8proc-dev \
     libpcre2-dev libcurl4-openssl-dev
-DEB_MODEL := python3 python3-pip ca-certificates
-DEB_TEST := check clang clang-format clang-tidy libclang-rt-dev curl python3-venv python3-jinja2 prometheus
+DEB_MODEL := python3 python3-pip ca-certificates curl
+DEB_TEST := check clang clang-format clang-tidy libclang-rt-dev procps python3-venv python3-jinja2
+# promtool alone: the package prometheus would also start a server and enable it at boot.
+PROMTOOL := build/promtool/usr/bin/promtool
+export PATH := $(PATH):$(CURDIR)/$(dir $(PROMTOOL))
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null | sed 's/-I/-isystem /g')
 PKG_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
 CHECK_CFLAGS := $(shell pkg-config --cflags check 2>/dev/null | sed 's/-I/-isystem /g')
@@ -159,18 +162,22 @@ define install_debs
 	if [ -n "$$missing" ]; then echo "installing Debian packages:$$missing"; \
 	  $(SUDO) apt-get update -q && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $$missing; fi
 endef
-deps:
+deps:    ## install what building and serving need
 	$(call install_debs,$(DEB_BUILD) $(DEB_MODEL))
-deps-test: deps
+deps-test: deps    ## install what the tests need
 	$(call install_debs,$(DEB_TEST))
+	@command -v promtool >/dev/null || { echo "unpacking promtool into build/promtool"; mkdir -p build/promtool && cd build/promtool && \
+	  { apt-get download -q -o APT::Sandbox::User=root prometheus || { $(SUDO) apt-get update -q && apt-get download -q -o APT::Sandbox::User=root prometheus; }; } && \
+	  dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb; }
 
-serve: deps    ## install what is missing, fetch the demo model, build, serve it
+serve: deps    ## install what is missing, fetch the demo model, build, serve it (MODEL=, SERVE_FLAGS=)
 	@$(MAKE) --no-print-directory model
 	@$(MAKE) --no-print-directory -j$(JOBS) all
 	@exec bin/tare serve $(MODEL) $(SERVE_FLAGS)
 
 MODEL_SHA256 := $(shell cut -d' ' -f1 deploy/models/smollm2-135m-instruct-q4_1.sha256 2>/dev/null)
 model: models/smollm2-135m-instruct-q4_1.gguf    ## fetch the demo model (93 MB) into models/
+	@:
 models/smollm2-135m-instruct-q4_1.gguf:
 	@sh deploy/models/fetch-demo.sh $@ $(MODEL_SHA256)
 
