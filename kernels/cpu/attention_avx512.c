@@ -44,7 +44,7 @@ AVX2_INLINE __m512 load_some(enum dtype dtype, const uint8_t *base, size_t eleme
 }
 
 static __mmask16 first_lanes(uint32_t count) {
-    return count >= LANES ? (__mmask16)0xFFFF : (__mmask16)((1u << count) - 1);
+    return (__mmask16)(count >= LANES ? 0xFFFFu : (1u << count) - 1);
 }
 
 static const float *query(const struct chunk *chunk, uint32_t index) {

@@ -45,8 +45,8 @@ enum status model_create(const struct weights *weights, const struct ops *ops,
 void model_destroy(struct model *model);
 
 const struct model_config *model_config(const struct model *model);
-size_t model_bytes(const struct model *model);             // packed weights, norms, rotary table
-uint64_t model_parameters(const struct model *model);      // as published totals count them
+size_t model_bytes(const struct model *model);           // packed weights, norms, rotary table
+uint64_t model_parameters(const struct model *model);    // as published totals count them
 
 // Points every weight into `memory` (model_bytes long, 64-byte aligned), loaded or to be loaded.
 void model_bind(struct model *model, void *memory);
