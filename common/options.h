@@ -85,6 +85,8 @@
       "YAML file of long option names")                                                            \
     X(CHECK, "check", BOOL, "false", OPTION_SW_, "general", 0, 0, NULL,                            \
       "validate flags and files, then exit")                                                       \
+    X(PLAN, "plan", CHOICE, "off", OPTION_PROGRAM_WORKER, "general", 0, 0, "off text json",        \
+      "print what a start would weigh, then exit; `tare plan` is this")                            \
     X(PRINT_CONFIG, "print-config", BOOL, "false", OPTION_ALL_, "general", 0, 0, NULL,             \
       "print every option, its value and where it came from, then exit")                           \
     X(LOG_LEVEL, "log-level", CHOICE, "info", OPTION_ALL_, "general", 0, 0,                        \

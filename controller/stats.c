@@ -127,7 +127,7 @@ struct stats {
     struct metric *step[STEP_KIND_COUNT], *rows[ROW_KIND_COUNT];
     struct metric *turn[STATS_PHASE_COUNT], *lag;
     struct metric *plans, *plan_bytes, *plan_nacks, *results_stale;
-    struct metric *blocks[BLOCK_STATE_COUNT], *blocks_capacity, *evictions;
+    struct metric *blocks[BLOCK_STATE_COUNT], *blocks_capacity, *capacity_tokens, *evictions;
     struct metric *worker_up, *heartbeat_age, *epoch, *sealed, *resident, *after_seal;
     struct metric *responses[RESPONSE_COUNT], *connections;
     struct metric *memory[MEMORY_LINES_MAX];
@@ -281,6 +281,8 @@ static void add_engine(struct builder *builder) {
              BLOCK_STATE_COUNT, stats->blocks);
     stats->blocks_capacity =
         add_one(builder, GAUGE("tare_kv_blocks_capacity", "KV blocks in all."), NULL, NULL);
+    stats->capacity_tokens =
+        add_one(builder, GAUGE("tare_kv_capacity_tokens", "Tokens the KV pool holds."), NULL, NULL);
     stats->evictions =
         add_one(builder, COUNTER("tare_kv_evictions_total", "Sequences whose KV was given up."),
                 NULL, NULL);
@@ -619,6 +621,8 @@ static void copy_worker(struct stats *stats, const struct stats_view *view) {
     const struct message_heartbeat *heartbeat = view->heartbeat;
     metric_set(stats->worker_up, capacity != NULL && view->gauges->ready ? 1 : 0);
     metric_set(stats->sealed, capacity != NULL ? 1 : 0);
+    metric_set(stats->capacity_tokens,
+               capacity != NULL ? (double)capacity->kv_blocks * capacity->block_tokens : 0.0);
     metric_show(stats->heartbeat_age, heartbeat != NULL);
     metric_show(stats->resident, heartbeat != NULL);
     metric_show(stats->after_seal, heartbeat != NULL);

@@ -254,9 +254,10 @@ static enum status map_rest(struct engine *engine, const struct line_bytes *line
     return executor_create(&executor, &engine->executor, err);
 }
 
-static void write_capacity(struct engine *engine) {
-    memory_ledger_lines(&engine->ledger, engine->lines);
-    engine->capacity = (struct message_capacity){
+static void write_capacity(const struct engine *engine, struct ledger_line *lines,
+                           struct message_capacity *out) {
+    memory_ledger_lines(&engine->ledger, lines);
+    *out = (struct message_capacity){
         .envelope = engine->limits.envelope,
         .block_tokens = engine->limits.block_tokens,
         .kv_blocks = engine->limits.kv_blocks,
@@ -266,14 +267,13 @@ static void write_capacity(struct engine *engine) {
         .kv_dtype = engine->kv.dtype == DTYPE_F16 ? "float16" : "float32",
         .threads = engine->table->ctx(engine->device)->thread_count,
         .line_count = LEDGER_COUNT,
-        .lines = engine->lines,
+        .lines = lines,
     };
 }
 
 // Files, device, model and sizes: all that can be judged before memory is taken.
 static enum status plan_memory(struct engine *engine, struct line_bytes *lines, struct error *err) {
     const struct engine_options *o = &engine->options;
-    TRY(weights_open(o->model_path, &engine->weights, err));
     snprintf(engine->digest, sizeof engine->digest, "%s", weights_digest(engine->weights));
     TRY(open_device(engine, err));
     const struct ops *ops = engine->table->ops(engine->device);
@@ -298,32 +298,51 @@ static enum status plan_memory(struct engine *engine, struct line_bytes *lines, 
 
 static enum status start(struct engine *engine, struct error *err) {
     struct line_bytes lines = {0};
+    TRY(weights_open(engine->options.model_path, &engine->weights, err));
     TRY(plan_memory(engine, &lines, err));
     TRY(load_weights(engine, lines.weights, err));
     weights_close(engine->weights);
     engine->weights = NULL;
     TRY(map_rest(engine, &lines, err));
-    write_capacity(engine);
+    write_capacity(engine, engine->lines, &engine->capacity);
     return capacity_validate(&engine->capacity, err);
 }
 
-enum status engine_check(const struct engine_options *options, struct buf *text,
-                         struct error *err) {
+// Charges every planned line, so that what does not fit is refused as a start would refuse it.
+static enum status charge_plan(struct engine *engine, const struct line_bytes *lines,
+                               struct error *err) {
+    struct memory_ledger *ledger = &engine->ledger;
+    TRY(memory_ledger_charge(ledger, LEDGER_WEIGHTS, lines->weights, err));
+    TRY(memory_ledger_charge(ledger, LEDGER_WORKSPACE, lines->workspace, err));
+    TRY(memory_ledger_charge(ledger, LEDGER_STEP, lines->step, err));
+    TRY(memory_ledger_charge(ledger, LEDGER_HISTORY, lines->history, err));
+    return memory_ledger_charge(ledger, LEDGER_KV, kv_bytes(engine), err);
+}
+
+enum status engine_plan(const struct engine_options *options, struct weights *weights,
+                        struct engine_plan *out, struct error *err) {
+    memset(out, 0, sizeof *out);
     struct engine *engine = memory_zalloc(sizeof *engine);
     if (engine == NULL) {
         return error_set(err, STATUS_EXHAUSTED, "no memory for an engine");
     }
     engine->options = *options;
+    engine->weights = weights;
     struct line_bytes lines = {0};
     enum status status = plan_memory(engine, &lines, err);
+    out->ledger = engine->ledger;
     if (status == STATUS_OK) {
-        status = memory_ledger_charge(&engine->ledger, LEDGER_KV,
-                                      sum_lines(&lines) + kv_bytes(engine), err);
-        engine->ledger.bytes[LEDGER_KV] = 0;    // only a question
+        status = charge_plan(engine, &lines, err);
     }
-    if (engine->device != NULL) {
-        memory_ledger_print(&engine->ledger, text);
+    if (status == STATUS_OK) {
+        write_capacity(engine, out->lines, &out->capacity);
+        out->ledger = engine->ledger;
+        out->fixed_bytes = sum_lines(&lines);
+        out->kv_bytes = kv_bytes(engine);
+        out->isa = engine_isa(engine);
+        status = capacity_validate(&out->capacity, err);
     }
+    engine->weights = NULL;    // the caller's
     engine_destroy(engine);
     return status;
 }

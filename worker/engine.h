@@ -3,7 +3,9 @@
 #define WORKER_ENGINE_H
 
 #include "proto/messages.h"
+#include "worker/device/memory_ledger.h"
 #include "worker/step/executor.h"
+#include "worker/weights/weights.h"
 #include <stdint.h>
 
 // Everything that computes, brought up in order: files, device, weights, workspace, KV, capacity.
@@ -42,10 +44,19 @@ enum status engine_create(const struct engine_options *options, struct engine **
                           struct error *err) MUST_USE;
 void engine_destroy(struct engine *engine);    // accepts NULL
 
-// Opens the model and plans every line without loading or mapping anything; the ledger as it would
-// be goes to `text`.
-enum status engine_check(const struct engine_options *options, struct buf *text,
-                         struct error *err) MUST_USE;
+// What a start with these options would report, without loading or mapping anything: the same code
+// sizes both, so the two are equal to the byte.
+struct engine_plan {
+    struct memory_ledger ledger;         // planned lines; filled as far as planning came
+    struct message_capacity capacity;    // `lines` points into this struct
+    struct ledger_line lines[LEDGER_COUNT];
+    uint64_t fixed_bytes;    // every line but the KV pool
+    uint64_t kv_bytes;
+    const char *isa;    // operation table that would run
+};
+// `weights`: an open model, kept by the caller. EXHAUSTED when it does not fit, naming the line.
+enum status engine_plan(const struct engine_options *options, struct weights *weights,
+                        struct engine_plan *out, struct error *err) MUST_USE;
 
 struct executor *engine_executor(struct engine *engine);
 // Alive as long as the engine.

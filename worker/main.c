@@ -4,6 +4,7 @@
 #include "common/exit_code.h"
 #include "common/log.h"
 #include "worker/holder.h"
+#include "worker/plan_report.h"
 #include "worker/worker.h"
 #include <signal.h>
 #include <stdio.h>
@@ -61,23 +62,33 @@ static int run_child(const struct config *config, const struct holder_fds *fds) 
     return worker_run(&options);
 }
 
-// --check: the model and the memory it would take, nothing loaded.
-static int run_check(const struct config *config) {
+static int leave(enum status status, const struct error *err) {
+    if (status == STATUS_OK) {
+        return EXIT_CODE_OK;
+    }
+    fprintf(stderr, "tare-worker: %s%s%s\n", err->message, err->hint[0] == '\0' ? "" : "; ",
+            err->hint);
+    return (int)exit_code_for(status);
+}
+
+// --check and --plan: the model and the memory it would take, nothing loaded.
+static int run_plan(const struct config *config) {
     struct holder_fds none = {-1, -1};
     struct engine_options options = engine_options(config, &none);
+    bool json = strcmp(config_string(config, OPTION_PLAN), "json") == 0;
     struct buf text;
     struct error err = {0};
-    buf_init(&text, 16 * 1024);
-    enum status status = engine_check(&options, &text, &err);
+    buf_init(&text, 64 * 1024);
+    enum status status =
+        plan_report(&options, json ? PLAN_FORMAT_JSON : PLAN_FORMAT_TEXT, &text, &err);
     fputs(buf_cstr(&text), stdout);
     buf_deinit(&text);
-    if (status != STATUS_OK) {
-        fprintf(stderr, "tare-worker: %s%s%s\n", err.message, err.hint[0] == '\0' ? "" : "; ",
-                err.hint);
-        return (int)exit_code_for(status);
-    }
-    printf("the model fits\n");
-    return EXIT_CODE_OK;
+    return leave(status, &err);
+}
+
+static bool plans_only(const struct config *config) {
+    return config_bool(config, OPTION_CHECK) ||
+           strcmp(config_string(config, OPTION_PLAN), "off") != 0;
 }
 
 static enum status check(const struct config *config, struct error *err) {
@@ -86,7 +97,7 @@ static enum status check(const struct config *config, struct error *err) {
                          "no model given; usage: tare-worker MODEL "
                          "--controller ipc:///DIR");
     }
-    if (config_string(config, OPTION_CONTROLLER) == NULL && !config_bool(config, OPTION_CHECK)) {
+    if (config_string(config, OPTION_CONTROLLER) == NULL && !plans_only(config)) {
         return error_set(err, STATUS_INVALID,
                          "--controller is missing: the run directory of the "
                          "controller, as ipc:///DIR");
@@ -134,10 +145,10 @@ int main(int argc, char **argv) {
     log_level_parse(config_string(config, OPTION_LOG_LEVEL), &level);
     log_format_parse(config_string(config, OPTION_LOG_FORMAT), &format);
     log_configure(level, format);
-    if (config_bool(config, OPTION_CHECK)) {
-        int checked = run_check(config);
+    if (plans_only(config)) {
+        code = run_plan(config);
         config_destroy(config);
-        return checked;
+        return code;
     }
     install_signals();
     code = child ? run_child(config, &fds) : holder_run(argv);

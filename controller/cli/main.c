@@ -2,6 +2,7 @@
 // tare: the command for people. The verb comes first; each verb is one file.
 #include "common/exit_code.h"
 #include "common/version.h"
+#include "controller/cli/plan.h"
 #include "controller/cli/serve.h"
 #include <stdio.h>
 #include <string.h>
@@ -10,6 +11,9 @@ static int print_help(FILE *out) {
     fputs("usage: tare VERB ...\n"
           "\n"
           "  serve MODEL [options]   start a server on this host: one controller, one worker\n"
+          "  plan MODEL [--json] [options]\n"
+          "                          what serve with these options would weigh: memory ledger,\n"
+          "                          envelope, KV tokens, what binds, what each change would give\n"
           "  version                 version and commit\n"
           "  help                    this page; `tare serve --help` lists the options\n",
           out);
@@ -20,6 +24,9 @@ int main(int argc, char **argv) {
     const char *verb = argc > 1 ? argv[1] : "help";
     if (strcmp(verb, "serve") == 0) {
         return serve_run(argc - 1, argv + 1);
+    }
+    if (strcmp(verb, "plan") == 0) {
+        return plan_run(argc - 1, argv + 1);
     }
     if (strcmp(verb, "version") == 0 || strcmp(verb, "--version") == 0) {
         printf("tare %s (%s)\n", VERSION_NUMBER, VERSION_COMMIT);

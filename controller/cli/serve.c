@@ -5,6 +5,7 @@
 #include "common/config.h"
 #include "common/exit_code.h"
 #include "common/memory.h"
+#include "controller/cli/program.h"
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -18,8 +19,7 @@
 
 enum {
     PATH_BYTES = 4096,
-    WORDS_MAX = OPTION_COUNT + 4,    // each option once; program, two more words, NULL
-    LEAVE_US = 5 * 1000 * 1000,      // patience with a worker after the controller has ended
+    LEAVE_US = 5 * 1000 * 1000,    // patience with a worker after the controller has ended
 };
 
 struct child {
@@ -54,18 +54,6 @@ static enum status make_run_dir(struct serve *serve, struct error *err) {
     return STATUS_OK;
 }
 
-// The other programs lie beside this one.
-static void sibling_path(const char *name, char *out) {
-    char self[PATH_BYTES];
-    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
-    self[length < 0 ? 0 : length] = '\0';
-    char *slash = strrchr(self, '/');
-    if (slash != NULL) {
-        slash[1] = '\0';
-    }
-    snprintf(out, PATH_BYTES, "%.3900s%s", self, name);
-}
-
 // Keys travel in the environment: a command line can be read by every user of the machine.
 static void export_keys(const struct config *config) {
     uint32_t count = config_list_count(config, OPTION_API_KEY);
@@ -79,27 +67,6 @@ static void export_keys(const struct config *config) {
         unsetenv("VLLM_API_KEY");    // overruled, or already in the list
     }
     buf_deinit(&keys);
-}
-
-// `flags` as config_forward writes them.
-static void run_program(const char *name, const struct buf *flags, const char *extra_a,
-                        const char *extra_b) {
-    char path[PATH_BYTES];
-    sibling_path(name, path);
-    const char *words[WORDS_MAX];
-    size_t count = 0;
-    words[count++] = path;
-    for (size_t at = 0; at < flags->bytes_used;) {
-        const char *word = (const char *)flags->data + at;
-        words[count++] = word;
-        at += strlen(word) + 1;
-    }
-    words[count++] = extra_a;
-    words[count++] = extra_b;
-    words[count] = NULL;
-    execv(path, (char *const *)words);    // its type is older than const
-    fprintf(stderr, "tare: '%s' cannot be started: %s\n", path, strerror(errno));
-    _exit(EXIT_CODE_OS);
 }
 
 static enum status start_child(struct serve *serve, struct child *child,
@@ -118,7 +85,8 @@ static enum status start_child(struct serve *serve, struct child *child,
         setpgid(0, 0);
         prctl(PR_SET_PDEATHSIG, SIGTERM);
         sigprocmask(SIG_UNBLOCK, &serve->watched, NULL);
-        run_program(child->name, &flags, extra_a, extra_b);
+        program_exec(child->name, &flags, extra_a, extra_b);
+        _exit(EXIT_CODE_OS);
     }
     buf_deinit(&flags);
     if (pid < 0) {

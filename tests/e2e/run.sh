@@ -55,6 +55,18 @@ start_server "$work/metrics.log" "$work/tiny" --no-metrics-compat
 curl -s "$URL/metrics" | promtool check metrics
 stop_server
 
+part "a plan is what a start then reports, to the byte"
+same_as_plan() { # model, flags
+    bin/tare plan "$@" --json >"$work/plan.json"
+    start_server "$work/plan.log" "$@"
+    curl -s "$URL/metrics" >"$work/plan.metrics"
+    stop_server
+    "$python" tests/e2e/clients/plan_equal.py "$work/plan.json" "$work/plan.metrics"
+}
+same_as_plan "$demo"
+same_as_plan "$demo" --device-memory 500M --gpu-memory-utilization 0.9 --max-num-seqs 12 --max-num-batched-tokens 200
+same_as_plan "$work/tiny" --kv-cache-dtype float32 --kv-cache-memory-bytes 3M --block-size 16 --max-model-len 100
+
 part "what cannot work ends with its exit code"
 expect() { want=$1; shift; code=0; "$@" >"$work/out" 2>&1 || code=$?; [ $code = "$want" ] || { echo "$*: code $code, not $want"; cat "$work/out"; exit 1; }; }
 expect 64 bin/tare serve "$demo" --no-such-flag
@@ -66,4 +78,9 @@ head -c 1000000 "$demo" >"$work/cut.gguf"
 expect 65 bin/tare serve "$work/cut.gguf"
 expect 69 bin/tare serve "$demo" --device-memory 100M
 expect 0 bin/tare serve "$demo" --check
+expect 0 bin/tare plan "$demo"
+expect 64 bin/tare plan
+expect 65 bin/tare plan "$work/cut.gguf"
+expect 69 bin/tare plan "$demo" --device-memory 100M --json
+grep -q '"fits":false' "$work/out" || { cat "$work/out"; exit 1; }
 echo "e2e: $passed parts passed"

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CONTROLLER_CLI_PROGRAM_H
+#define CONTROLLER_CLI_PROGRAM_H
+
+#include "common/buf.h"
+
+// Turning this process into one of the daemons, which lie beside it.
+//
+//   Owns nothing.  Thread any.  Allocates never.
+//   Fails: returns only when the program cannot be executed, after saying so on stderr.
+
+// `flags` as config_forward writes them; then the extra words, each NULL when there is none.
+void program_exec(const char *name, const struct buf *flags, const char *extra_a,
+                  const char *extra_b);
+
+#endif

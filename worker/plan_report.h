@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef WORKER_PLAN_REPORT_H
+#define WORKER_PLAN_REPORT_H
+
+#include "common/buf.h"
+#include "worker/engine.h"
+
+// The answer to `tare plan`: what a start would weigh, before it is tried.
+//
+// The idea: the engine plans with the options as they are, and again with one option changed at a
+// time, so that every row is what a start with that option would report. Nothing here computes a
+// size.
+//
+//   Owns       nothing.
+//   Thread     one at a time.
+//   Allocates  while planning.
+//   Fails      as engine_plan; the report is written all the same when the model can be read.
+
+enum plan_format { PLAN_FORMAT_TEXT, PLAN_FORMAT_JSON };
+
+// JSON is one object with base units. EXHAUSTED, after the report, when the model does not fit.
+enum status plan_report(const struct engine_options *options, enum plan_format format,
+                        struct buf *out, struct error *err) MUST_USE;
+
+#endif
