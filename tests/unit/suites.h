@@ -34,6 +34,7 @@
     X("controller/core", suite_core)                                                               \
     X("kernels/sample", suite_kernels_sample)                                                      \
     X("worker/device/thread_pool", suite_thread_pool)                                              \
+    X("worker/engine", suite_engine)                                                               \
     X("controller/http/http_parse", suite_http_parse)                                              \
     X("controller/http/http_exchange", suite_http_exchange)                                        \
     X("controller/http/http_server", suite_http_server)                                            \

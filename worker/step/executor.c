@@ -80,7 +80,7 @@ static void refuse(struct executor *executor, enum result_status status, const c
     out->message = executor->message;
 }
 
-void executor_run(struct executor *executor, const struct plan *plan, struct step_result *out) {
+static void run(struct executor *executor, const struct plan *plan, struct step_result *out) {
     const struct executor_options *o = &executor->options;
     *out = (struct step_result){.group = plan->group,
                                 .epoch = plan->epoch,
@@ -115,11 +115,15 @@ void executor_run(struct executor *executor, const struct plan *plan, struct ste
         };
         struct reader reader;
         reader_init_run(&reader, o->ops, o->ctx, o->workspace, o->workspace_bytes);
-        memory_guard_begin("step");
         model_forward(o->model, &reader, &forward);
-        memory_guard_end();
     }
     batch_commit(o->batch, executor->rows);
     out->row_count = batch_logit_count(o->batch);
     out->step_us = (uint32_t)(clock_monotonic_us() - start_us);
+}
+
+void executor_run(struct executor *executor, const struct plan *plan, struct step_result *out) {
+    memory_guard_begin("step");
+    run(executor, plan, out);
+    memory_guard_end();
 }

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+// Goal: the workspace reserved for the envelope holds every legal step and is not larger than the
+// worst one needs; a plan is what a start reports; a start that runs out of memory at any point
+// ends cleanly; a step allocates nothing. Method: random step shapes through the measure reader,
+// tiny models on the cpu device, the n-th allocation failing for every n, random plans.
+#include "common/memory.h"
+#include "common/rng.h"
+#include "tests/unit/suites.h"
+#include "tests/unit/worker/tiny_model.h"
+#include "worker/engine.h"
+#include "worker/plan_report.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#ifdef TARE_SLOW_CHECKS
+enum { SHAPES = 5000, STEPS = 300 };
+#else
+enum { SHAPES = 100000, STEPS = 3000 };
+#endif
+
+static const struct tiny_model models[] = {
+    {"llama", 2, 64, 96, 4, 2, 16, 256, 256},
+    {"qwen3", 2, 48, 128, 6, 2, 16, 200, 256},
+};
+enum { MODEL_COUNT = sizeof models / sizeof *models };
+
+struct fixture {
+    char path[64];
+    struct engine_options options;
+};
+
+static void init(struct fixture *f, const struct tiny_model *model) {
+    snprintf(f->path, sizeof f->path, "/tmp/tare-test-engine-%d.gguf", (int)getpid());
+    tiny_model_write(model, f->path);
+    f->options = (struct engine_options){
+        .model_path = f->path,
+        .device = "cpu",
+        .isa = "auto",
+        .threads = 2,
+        .device_memory = 16 * 1024 * 1024,
+        .utilization = 0.9,
+        .kv_bytes = 1024 * 1024,
+        .kv_dtype = DTYPE_F16,
+        .block_tokens = 16,
+        .seqs = 8,
+        .step_tokens = 32,
+        .model_len = 128,
+        .weights_fd = -1,
+        .kv_fd = -1,
+    };
+}
+
+static uint32_t below(struct rng *rng, uint32_t limit) {
+    return (uint32_t)rng_below(rng, limit);
+}
+
+static void deinit(struct fixture *f) {
+    remove(f->path);
+}
+
+// ---- the workspace -----------------------------------------------------------------------------
+
+static void need_never_exceeds_the_reserve(const struct tiny_model *model, const char *isa,
+                                           enum dtype kv_dtype) {
+    enum { TOKENS = 600, SEQS = 40, ROWS = 300, LOGIT_TILE = 64, THREADS = 3 };
+    struct fixture f;
+    init(&f, model);
+    const struct ops *ops = ops_cpu(isa);
+    struct weights *weights = NULL;
+    struct model *m = NULL;
+    struct error err = {0};
+    ck_assert_int_eq(weights_open(f.path, &weights, &err), STATUS_OK);
+    ck_assert_int_eq(model_create(weights, ops, 256, &m, &err), STATUS_OK);
+    struct op_kv_layout kv;
+    model_kv_layout(m, kv_dtype, 16, &kv);
+    const struct op_ctx ctx = {.thread_count = THREADS};
+    struct plan_limits limits = {.envelope = {.tokens = TOKENS,
+                                              .seqs = SEQS,
+                                              .seq_tokens = 256,
+                                              .logit_rows = ROWS,
+                                              .prompt_logit_rows = ROWS,
+                                              .blocks_per_seq = 16},
+                                 .block_tokens = 16};
+    size_t reserve = executor_workspace_bytes(m, ops, &ctx, &kv, &limits, LOGIT_TILE);
+    size_t most = 0;
+    struct rng rng;
+    rng_init(&rng, 1);
+    for (uint32_t i = 0; i < SHAPES; i++) {
+        struct envelope *e = &limits.envelope;
+        // Small steps are the common ones, the largest one the interesting one.
+        uint32_t tokens_max = i % 3 == 0 ? 8 : TOKENS;
+        e->tokens = i % 1000 == 0 ? TOKENS : 1 + below(&rng, tokens_max);
+        uint32_t seqs_max = e->tokens < SEQS ? e->tokens : SEQS;
+        e->seqs = i % 1000 == 0 ? seqs_max : 1 + below(&rng, seqs_max);
+        uint32_t rows_max = e->tokens < ROWS ? e->tokens : ROWS;
+        e->logit_rows = i % 1000 == 0 ? rows_max : below(&rng, rows_max + 1);
+        size_t need = executor_workspace_bytes(m, ops, &ctx, &kv, &limits, LOGIT_TILE);
+        ck_assert_msg(need <= reserve, "%u tokens, %u sequences, %u rows need %zu of %zu bytes",
+                      e->tokens, e->seqs, e->logit_rows, need, reserve);
+        most = need > most ? need : most;
+    }
+    ck_assert_msg((double)most >= 0.99 * (double)reserve, "at most %zu of %zu bytes are needed",
+                  most, reserve);
+    model_destroy(m);
+    weights_close(weights);
+    deinit(&f);
+}
+
+START_TEST(every_legal_step_fits_the_workspace) {
+    need_never_exceeds_the_reserve(&models[_i], NULL, DTYPE_F16);
+    need_never_exceeds_the_reserve(&models[_i], "scalar", DTYPE_F32);
+}
+END_TEST
+
+// ---- plan and start ----------------------------------------------------------------------------
+
+START_TEST(a_plan_is_what_a_start_reports) {
+    struct fixture f;
+    init(&f, &models[_i]);
+    struct error err = {0};
+    struct weights *weights = NULL;
+    struct engine *engine = NULL;
+    struct engine_plan plan;
+    ck_assert_int_eq(weights_open(f.path, &weights, &err), STATUS_OK);
+    ck_assert_int_eq(engine_plan(&f.options, weights, &plan, &err), STATUS_OK);
+    ck_assert_int_eq(engine_create(&f.options, &engine, &err), STATUS_OK);
+    const struct message_capacity *got = engine_capacity(engine);
+    ck_assert_int_eq(memcmp(&plan.capacity.envelope, &got->envelope, sizeof got->envelope), 0);
+    ck_assert_uint_eq(plan.capacity.kv_blocks, got->kv_blocks);
+    ck_assert_uint_eq(plan.capacity.line_count, got->line_count);
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < got->line_count; i++) {
+        ck_assert_uint_eq(plan.lines[i].bytes, got->lines[i].bytes);
+        total += got->lines[i].bytes;
+    }
+    ck_assert_uint_eq(plan.fixed_bytes + plan.kv_bytes, total);
+    engine_destroy(engine);
+    weights_close(weights);
+    deinit(&f);
+}
+END_TEST
+
+START_TEST(a_plan_that_does_not_fit_names_the_line_and_the_bytes) {
+    struct fixture f;
+    init(&f, &models[_i]);
+    f.options.device_memory = 512 * 1024;
+    struct buf text;
+    struct error err = {0};
+    buf_init(&text, 64 * 1024);
+    ck_assert_int_eq(plan_report(&f.options, PLAN_FORMAT_JSON, &text, &err), STATUS_EXHAUSTED);
+    ck_assert_ptr_nonnull(strstr(err.message, "ledger line '"));
+    ck_assert_ptr_nonnull(strstr(err.message, "are missing"));
+    ck_assert_ptr_nonnull(strstr(buf_cstr(&text), "{\"fits\":false,"));
+    buf_deinit(&text);
+    deinit(&f);
+}
+END_TEST
+
+START_TEST(memory_that_ends_anywhere_ends_the_start_cleanly) {
+    struct fixture f;
+    init(&f, &models[_i]);
+    uint64_t nth = 1;
+    ck_assert_ptr_nonnull(freopen("/dev/null", "w", stderr));    // a ledger for each failure
+    for (;; nth++) {
+        struct engine *engine = NULL;
+        struct error err = {0};
+        memory_fail_nth(nth);
+        enum status status = engine_create(&f.options, &engine, &err);
+        memory_fail_nth(0);
+        if (status == STATUS_OK) {
+            engine_destroy(engine);
+            break;
+        }
+        ck_assert_msg(status == STATUS_EXHAUSTED, "allocation %llu: %s: %s",
+                      (unsigned long long)nth, status_name(status), err.message);
+        ck_assert_ptr_null(engine);
+        ck_assert_msg(err.message[0] != '\0', "allocation %llu: no reason given",
+                      (unsigned long long)nth);
+    }
+    ck_assert_uint_gt(nth, 10);    // a start that allocates nothing would prove nothing
+    deinit(&f);
+}
+END_TEST
+
+// ---- steps -------------------------------------------------------------------------------------
+
+// One sequence after the other is admitted, computed in random chunks, decoded and retired.
+static void run_random_steps(struct engine *engine, uint32_t steps) {
+    enum { SLOTS = 4, BLOCKS_EACH = 8, PROMPT_MAX = 40, LENGTH = 60 };
+    struct slot {
+        uint32_t generation, prompt, done, length;
+        bool live;
+    } slots[SLOTS] = {{0}};
+    struct executor *executor = engine_executor(engine);
+    struct rng rng;
+    rng_init(&rng, 3);
+    int32_t tokens[PROMPT_MAX];
+    uint32_t blocks[SLOTS][BLOCKS_EACH];
+    for (uint32_t s = 0; s < SLOTS; s++) {
+        for (uint32_t b = 0; b < BLOCKS_EACH; b++) {
+            blocks[s][b] = s * BLOCKS_EACH + b;
+        }
+    }
+    for (uint32_t i = 0; i < PROMPT_MAX; i++) {
+        tokens[i] = (int32_t)below(&rng, 200);
+    }
+    executor_reset(executor, 1);
+    for (uint64_t seq = 1; seq <= steps; seq++) {
+        struct slot *slot = &slots[seq % SLOTS];
+        uint32_t index = (uint32_t)(seq % SLOTS);
+        struct plan_admit admit;
+        struct plan_prefill prefill;
+        struct plan_retire retire;
+        struct plan plan = {.epoch = 1, .seq = seq};
+        if (!slot->live) {
+            *slot = (struct slot){slot->generation + 1, 1 + below(&rng, PROMPT_MAX), 0, 0, true};
+            admit = (struct plan_admit){
+                .ref = {index, slot->generation},
+                .prompt_tokens = slot->prompt,
+                .len_max = LENGTH,
+                .block_count = BLOCKS_EACH,
+                .blocks = blocks[index],
+                .sampling = {
+                    .temperature = 0.8f, .top_p = 0.9f, .repetition_penalty = 1.1f, .seed = seq}};
+            plan.admit_count = 1;
+            plan.admits = &admit;
+        } else if (slot->length >= LENGTH - 1) {
+            retire = (struct plan_retire){{index, slot->generation}};
+            plan.retire_count = 1;
+            plan.retires = &retire;
+            slot->live = false;
+        }
+        if (slot->live && slot->done < slot->prompt) {
+            uint32_t count = 1 + below(&rng, 12);
+            count = count < slot->prompt - slot->done ? count : slot->prompt - slot->done;
+            bool last = slot->done + count == slot->prompt;
+            prefill = (struct plan_prefill){{index, slot->generation}, slot->done, count,
+                                            tokens + slot->done,       -1,         last};
+            plan.prefill_count = 1;
+            plan.prefills = &prefill;
+            slot->done += count;
+        }
+        for (uint32_t s = 0; s < SLOTS; s++) {
+            bool prefills = plan.prefill_count > 0 && s == index;
+            bool decodes = slots[s].live && slots[s].done == slots[s].prompt && !prefills;
+            plan.decode_rows += decodes ? 1 : 0;
+            slots[s].length += decodes ? 1 : 0;
+            if (prefills && slots[s].done == slots[s].prompt) {
+                slots[s].length = slots[s].prompt;
+            }
+        }
+        struct step_result result;
+        executor_run(executor, &plan, &result);
+        ck_assert_msg(result.status == RESULT_STATUS_OK, "step %llu: %s", (unsigned long long)seq,
+                      result.message);
+    }
+}
+
+START_TEST(steps_allocate_nothing) {
+    struct fixture f;
+    init(&f, &models[_i]);
+    struct engine *engine = NULL;
+    struct error err = {0};
+    ck_assert_int_eq(engine_create(&f.options, &engine, &err), STATUS_OK);
+    uint64_t before = memory_guard_violations();
+    run_random_steps(engine, STEPS);    // each under the guard, which checked builds end at
+    ck_assert_uint_eq(memory_guard_violations(), before);
+    engine_destroy(engine);
+    deinit(&f);
+}
+END_TEST
+
+Suite *suite_engine(void) {
+    Suite *suite = suite_create("worker/engine");
+    TCase *shapes = tcase_create("workspace");
+    tcase_set_timeout(shapes, 120);
+    tcase_add_loop_test(shapes, every_legal_step_fits_the_workspace, 0, MODEL_COUNT);
+    suite_add_tcase(suite, shapes);
+    TCase *start = tcase_create("start");
+    tcase_set_timeout(start, 120);
+    tcase_add_loop_test(start, a_plan_is_what_a_start_reports, 0, MODEL_COUNT);
+    tcase_add_loop_test(start, a_plan_that_does_not_fit_names_the_line_and_the_bytes, 0,
+                        MODEL_COUNT);
+    tcase_add_loop_test(start, memory_that_ends_anywhere_ends_the_start_cleanly, 0, MODEL_COUNT);
+    suite_add_tcase(suite, start);
+    TCase *steps = tcase_create("steps");
+    tcase_set_timeout(steps, 120);
+    tcase_add_loop_test(steps, steps_allocate_nothing, 0, MODEL_COUNT);
+    suite_add_tcase(suite, steps);
+    return suite;
+}

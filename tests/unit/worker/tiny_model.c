@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/unit/worker/tiny_model.h"
+
+#include "common/buf.h"
+#include "common/gguf.h"
+#include "common/rng.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { FILE_BYTES_MAX = 16 * 1024 * 1024, ALIGNMENT = 32, NAME_BYTES = 64 };
+
+struct writer {
+    struct buf head;    // header, keys, tensor table
+    struct buf data;
+    struct rng rng;
+    uint64_t keys, tensors;
+};
+
+static void put(struct buf *b, uint64_t value, uint32_t bytes) {
+    for (uint32_t i = 0; i < bytes; i++) {
+        buf_append_byte(b, (uint8_t)(value >> (8 * i)));
+    }
+}
+
+static void put_text(struct buf *b, const char *text) {
+    put(b, strlen(text), 8);
+    buf_append_str(b, text);
+}
+
+static void key_u32(struct writer *w, const char *arch, const char *name, uint32_t value) {
+    char key[NAME_BYTES];
+    snprintf(key, sizeof key, "%s.%s", arch, name);
+    put_text(&w->head, key);
+    put(&w->head, GGUF_TYPE_U32, 4);
+    put(&w->head, value, 4);
+    w->keys++;
+}
+
+static void key_f32(struct writer *w, const char *arch, const char *name, float value) {
+    char key[NAME_BYTES];
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    snprintf(key, sizeof key, "%s.%s", arch, name);
+    put_text(&w->head, key);
+    put(&w->head, GGUF_TYPE_F32, 4);
+    put(&w->head, bits, 4);
+    w->keys++;
+}
+
+static void tensor(struct writer *w, const char *name, uint32_t rows, uint32_t cols) {
+    put_text(&w->head, name);
+    put(&w->head, rows > 1 ? 2 : 1, 4);
+    put(&w->head, cols, 8);
+    if (rows > 1) {
+        put(&w->head, rows, 8);
+    }
+    put(&w->head, 0, 4);    // F32
+    put(&w->head, w->data.bytes_used, 8);
+    for (uint64_t i = 0; i < (uint64_t)rows * cols; i++) {
+        // Norms near one, matrices small: activations keep their size.
+        float value = (float)rng_unit(&w->rng) - 0.5f;
+        value = rows > 1 ? value * 0.4f : 1.0f + 0.2f * value;
+        buf_append(&w->data, &value, sizeof value);
+    }
+    while (w->data.bytes_used % ALIGNMENT != 0) {
+        buf_append_byte(&w->data, 0);
+    }
+    w->tensors++;
+}
+
+static void layer_tensor(struct writer *w, uint32_t layer, const char *stem, uint32_t rows,
+                         uint32_t cols) {
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "blk.%u.%s.weight", layer, stem);
+    tensor(w, name, rows, cols);
+}
+
+static void write_keys(struct writer *w, const struct tiny_model *m) {
+    put_text(&w->head, "general.architecture");
+    put(&w->head, GGUF_TYPE_STRING, 4);
+    put_text(&w->head, m->arch);
+    w->keys++;
+    key_u32(w, m->arch, "context_length", m->context);
+    key_u32(w, m->arch, "embedding_length", m->hidden);
+    key_u32(w, m->arch, "block_count", m->layers);
+    key_u32(w, m->arch, "feed_forward_length", m->inter);
+    key_u32(w, m->arch, "attention.head_count", m->q_heads);
+    key_u32(w, m->arch, "attention.head_count_kv", m->kv_heads);
+    key_u32(w, m->arch, "attention.key_length", m->head_dim);
+    key_u32(w, m->arch, "attention.value_length", m->head_dim);
+    key_f32(w, m->arch, "attention.layer_norm_rms_epsilon", 1e-5f);
+    key_f32(w, m->arch, "rope.freq_base", 10000.0f);
+}
+
+static void write_layer(struct writer *w, const struct tiny_model *m, uint32_t layer) {
+    uint32_t q = m->q_heads * m->head_dim;
+    uint32_t kv = m->kv_heads * m->head_dim;
+    layer_tensor(w, layer, "attn_norm", 1, m->hidden);
+    layer_tensor(w, layer, "ffn_norm", 1, m->hidden);
+    layer_tensor(w, layer, "attn_q", q, m->hidden);
+    layer_tensor(w, layer, "attn_k", kv, m->hidden);
+    layer_tensor(w, layer, "attn_v", kv, m->hidden);
+    layer_tensor(w, layer, "attn_output", m->hidden, q);
+    layer_tensor(w, layer, "ffn_gate", m->inter, m->hidden);
+    layer_tensor(w, layer, "ffn_up", m->inter, m->hidden);
+    layer_tensor(w, layer, "ffn_down", m->hidden, m->inter);
+    if (strcmp(m->arch, "qwen3") == 0) {
+        layer_tensor(w, layer, "attn_q_norm", 1, m->head_dim);
+        layer_tensor(w, layer, "attn_k_norm", 1, m->head_dim);
+    }
+}
+
+void tiny_model_write(const struct tiny_model *model, const char *path) {
+    struct writer w = {0};
+    struct buf start;
+    rng_init(&w.rng, 7);
+    buf_init(&w.head, FILE_BYTES_MAX);
+    buf_init(&w.data, FILE_BYTES_MAX);
+    buf_init(&start, 64);
+    write_keys(&w, model);
+    tensor(&w, "token_embd.weight", model->vocabulary, model->hidden);
+    tensor(&w, "output_norm.weight", 1, model->hidden);
+    for (uint32_t layer = 0; layer < model->layers; layer++) {
+        write_layer(&w, model, layer);
+    }
+    buf_append_str(&start, "GGUF");
+    put(&start, 3, 4);
+    put(&start, w.tensors, 8);
+    put(&start, w.keys, 8);
+    while ((start.bytes_used + w.head.bytes_used) % ALIGNMENT != 0) {
+        buf_append_byte(&w.head, 0);
+    }
+    ck_assert_int_eq(buf_status(&w.head), STATUS_OK);
+    ck_assert_int_eq(buf_status(&w.data), STATUS_OK);
+    FILE *file = fopen(path, "wb");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_uint_eq(fwrite(start.data, 1, start.bytes_used, file), start.bytes_used);
+    ck_assert_uint_eq(fwrite(w.head.data, 1, w.head.bytes_used, file), w.head.bytes_used);
+    ck_assert_uint_eq(fwrite(w.data.data, 1, w.data.bytes_used, file), w.data.bytes_used);
+    ck_assert_int_eq(fclose(file), 0);
+    buf_deinit(&start);
+    buf_deinit(&w.head);
+    buf_deinit(&w.data);
+}
