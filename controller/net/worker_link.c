@@ -29,6 +29,7 @@ struct peer {
     uint32_t pid;
     uint64_t epoch;
     uint64_t heard_us;
+    uint64_t welcomed_us;    // time of the poll that answered its last repeated hello
     uint64_t resident_bytes;
     uint64_t allocations_after_seal;
     struct arena capacity_arena;
@@ -195,7 +196,11 @@ static void take_hello(struct worker_link *link, const char *name,
     struct peer *peer = find_peer(link, name);
     if (peer != NULL && peer->pid == hello->pid) {
         peer->heard_us = now_us;
-        welcome(link, peer);    // it did not hear us the first time
+        // It did not hear us the first time. Hellos that piled up while we were busy are one.
+        if (peer->welcomed_us != now_us) {
+            welcome(link, peer);
+            peer->welcomed_us = now_us;
+        }
         return;
     }
     if (peer != NULL) {

@@ -52,9 +52,9 @@
     X("controller/http/api_routes", suite_api_routes)                                              \
     X("controller/http/api_completions", suite_api_completions)                                    \
     X("controller/http/api_stream", suite_api_stream)                                              \
+    X("worker/net/controller_link", suite_controller_link)                                         \
     X("worker/step/batch", suite_batch)                                                            \
     X("worker/weights/safetensors", suite_safetensors)                                             \
-    X("worker/net/controller_link", suite_controller_link)                                         \
     X("controller/text/chat_template", suite_chat_template)
 
 #define X(name, function) Suite *function(void);

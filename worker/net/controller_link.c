@@ -18,7 +18,7 @@ enum {
     HEARTBEAT_IDLE_US = 1000 * 1000,    // no plan for BUSY_US
     BUSY_US = 10 * 1000 * 1000,
     HELLO_US = 200 * 1000,
-    SILENCE_US = 10 * 1000 * 1000,    // without any word from the controller the worker leaves
+    SILENCE_US = 10 * 1000 * 1000,    // unless the options say otherwise
     ADDRESS_BYTES = 4096,
     QUEUE_PLAN = 8,
     QUEUE_CONTROL = 64,
@@ -40,6 +40,7 @@ struct link {
     uint64_t heard_us;    // last word from the controller
     uint64_t sent_us;     // last hello or heartbeat
     uint64_t plan_us;     // last plan
+    bool greeting;        // the next sign of life is a hello, though we were welcomed
     bool leaving;
     bool bid_farewell;    // the step thread's last words went out, or nobody was there to take them
 };
@@ -137,12 +138,14 @@ static void send_goodbye(struct link *link) {
 }
 
 static void say_something(struct link *link, uint64_t now_us) {
-    if (now_us - link->sent_us < interval_us(link, now_us)) {
+    if (now_us - link->sent_us < interval_us(link, now_us) && !link->greeting) {
         return;
     }
+    bool hello = link->epoch == 0 || link->greeting;
+    link->greeting = false;
     link->sent_us = now_us;
     // A full or absent channel loses a hello or a heartbeat; the next one follows soon.
-    enum status status = link->epoch == 0 ? send_hello(link) : send_heartbeat(link);
+    enum status status = hello ? send_hello(link) : send_heartbeat(link);
     (void)status;
 }
 
@@ -281,6 +284,24 @@ static void drain_step(struct link *link) {
 
 // ---- the loop ----------------------------------------------------------------------------------
 
+// A controller that never spoke is not there. One that fell silent is stopped, busy or being
+// restarted, and a worker that left would take its weights along: it introduces itself once more
+// (a controller that did not know it would ignore heartbeats) and goes on.
+static enum status mind_silence(struct link *link, uint64_t now_us, struct error *err) {
+    uint64_t limit_us = link->options->silence_us > 0 ? link->options->silence_us : SILENCE_US;
+    if (now_us - link->heard_us <= limit_us) {
+        return STATUS_OK;
+    }
+    if (link->epoch == 0) {
+        return error_set(err, STATUS_PEER_LOST, "no word from the controller for %llu s",
+                         (unsigned long long)limit_us / 1000000);
+    }
+    log_warn("link", "no word from the controller, saying hello again");
+    link->heard_us = now_us;
+    link->greeting = true;
+    return STATUS_OK;
+}
+
 static enum status loop(struct link *link, struct error *err) {
     link->heard_us = clock_monotonic_us();
     while (!link->leaving) {
@@ -293,11 +314,8 @@ static enum status loop(struct link *link, struct error *err) {
             break;    // whatever followed a farewell would make the controller welcome us again
         }
         uint64_t now_us = clock_monotonic_us();
+        TRY(mind_silence(link, now_us, err));
         say_something(link, now_us);
-        if (now_us - link->heard_us > SILENCE_US) {
-            return error_set(err, STATUS_PEER_LOST, "no word from the controller for %d s",
-                             SILENCE_US / 1000000);
-        }
         if (*link->options->stop != 0) {
             break;
         }

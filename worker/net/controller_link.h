@@ -12,12 +12,13 @@
 // The idea: a loop over three descriptors (plan channel, control channel, frames from the step
 // thread). It says HELLO until it is welcomed, carries frames both ways without reading their
 // bodies, sends heartbeats from counters that the step thread publishes, and leaves when it is told
-// to, when the step thread says so, or when the controller has been silent for too long.
+// to, when the step thread says so, or when no controller ever welcomed it. A controller that falls
+// silent later is waited for.
 //
 //   Owns       its two channels; keeps the queues.
 //   Thread     the I/O thread.
 //   Allocates  while opening.
-//   Fails      PEER_LOST when the controller stays away, VERSION when it refuses us.
+//   Fails      PEER_LOST when there is no controller, VERSION when it refuses us.
 
 enum link_frame {
     LINK_FRAME_PLAN = 1,    // to the step thread: a whole plan message
@@ -42,6 +43,7 @@ struct controller_link_options {
     struct frame_queue *from_step;
     struct link_progress *progress;
     const volatile int *stop;
+    uint64_t silence_us;    // without a word for so long the controller counts as silent; 0: 10 s
 };
 
 // Runs until the end and says why: SHUTDOWN (asked by controller or signal, or the start failed),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Goal: the controller learns why a start failed even when it was not there yet; a flood of
-// messages and broken ones between good ones end nothing. Method: the link on a thread of its own,
+// messages and broken ones between good ones end nothing; a worker outlives a controller that falls
+// silent, and leaves when there never was one. Method: the link on a thread of its own,
 // over real sockets, against the controller's side of them.
 #include "common/clock.h"
 #include "common/log.h"
@@ -261,6 +262,54 @@ START_TEST(a_flood_with_broken_messages_in_it_is_read_to_its_end) {
 }
 END_TEST
 
+// ---- silence -----------------------------------------------------------------------------------
+
+static void await_kind(struct transport *channel, enum message_kind kind) {
+    struct buf in;
+    char peer[TRANSPORT_PEER_BYTES];
+    struct message_header header = {0};
+    const uint8_t *body = NULL;
+    buf_init(&in, FRAME_BYTES);
+    for (int i = 0; i < TURNS_MAX && header.kind != kind; i++) {
+        if (transport_receive(channel, &in, peer) == STATUS_OK) {
+            ck_assert_int_eq(codec_header_decode(in.data, in.bytes_used, &header, &body, NULL),
+                             STATUS_OK);
+        } else {
+            nap();
+        }
+    }
+    ck_assert_uint_eq(header.kind, kind);
+    buf_deinit(&in);
+}
+
+START_TEST(a_controller_that_fell_silent_is_greeted_again_and_waited_for) {
+    struct transport *plan = listen_on("plan");
+    struct transport *control = listen_on("control");
+    f->options.silence_us = 1500 * 1000;    // more than the test needs to answer the first hello
+    start_link();
+    await_word(control);
+    struct control_message welcome = {.kind = MESSAGE_KIND_WELCOME,
+                                      .welcome = {.epoch = 5, .world = 1, .lease_ms = 1000}};
+    send_message(control, &welcome);
+    await_kind(control, MESSAGE_KIND_HEARTBEAT);    // it took the welcome, and hears nothing more
+    await_kind(control, MESSAGE_KIND_HELLO);
+    await_kind(control, MESSAGE_KIND_HEARTBEAT);
+    ck_assert(!f->ended);
+    f->stop = 1;
+    pthread_join(f->thread, NULL);
+    ck_assert_int_eq(f->status, STATUS_SHUTDOWN);
+    transport_close(plan);
+    transport_close(control);
+}
+END_TEST
+
+START_TEST(a_worker_that_was_never_welcomed_leaves) {
+    f->options.silence_us = 20 * 1000;
+    run_link(NULL);
+    ck_assert_int_eq(f->status, STATUS_PEER_LOST);
+}
+END_TEST
+
 Suite *suite_controller_link(void) {
     Suite *suite = suite_create("worker/net/controller_link");
     TCase *tc = tcase_create("all");
@@ -269,6 +318,8 @@ Suite *suite_controller_link(void) {
     tcase_add_test(tc, a_start_that_failed_before_the_link_stood_is_told);
     tcase_add_test(tc, without_a_controller_a_failed_start_ends_all_the_same);
     tcase_add_test(tc, a_flood_with_broken_messages_in_it_is_read_to_its_end);
+    tcase_add_test(tc, a_controller_that_fell_silent_is_greeted_again_and_waited_for);
+    tcase_add_test(tc, a_worker_that_was_never_welcomed_leaves);
     suite_add_tcase(suite, tc);
     return suite;
 }
