@@ -65,6 +65,7 @@ enum status bpe_init(struct bpe *bpe, const struct vocabulary *vocabulary, size_
     }
     bpe->vocabulary = vocabulary;
     bpe->slot_mask = size - 1;
+    bpe->symbols_max = 1;
     bpe->unknown = BPE_NO_TOKEN;
     bpe->slots = memory_alloc(size * sizeof *bpe->slots);
     bpe->whole = memory_array(vocabulary->token_count, sizeof *bpe->whole);
@@ -130,6 +131,9 @@ enum status bpe_add_merge(struct bpe *bpe, uint32_t rank, const char *left, size
                          "joint is none",
                          rank, (int)(left_bytes > 64 ? 64 : left_bytes), left,
                          (int)(right_bytes > 64 ? 64 : right_bytes), right);
+    }
+    if (raw_count > bpe->symbols_max) {
+        bpe->symbols_max = (uint32_t)raw_count;
     }
     struct bpe_slot *slot = slot_of(bpe, left_id, right_id);
     *slot = (struct bpe_slot){
@@ -326,11 +330,26 @@ static void short_encode(const struct bpe *bpe, const uint8_t *bytes, size_t byt
     short_merge(bpe, word);
 }
 
+static size_t count_symbols(const struct bpe *bpe, const uint8_t *bytes, size_t byte_count) {
+    size_t count = 0;
+    bool unknown = false;
+    for (size_t i = 0; i < byte_count; i++) {
+        count += symbol_of(bpe, bytes[i], &unknown) != BPE_NO_TOKEN ? 1 : 0;
+    }
+    return count;
+}
+
 static enum status merge_long(const struct bpe *bpe, const uint8_t *bytes, size_t byte_count,
                               struct token_list *out, struct error *err) {
     if (byte_count > BOUND_ENCODE_BYTES) {
         return error_set(err, STATUS_INVALID, "a word of %zu bytes is longer than %u", byte_count,
                          BOUND_ENCODE_BYTES);
+    }
+    // Megabytes without a break would be merged for seconds only to find that they do not fit.
+    size_t room = out->count_max - out->count;
+    if (byte_count / bpe->symbols_max > room &&
+        count_symbols(bpe, bytes, byte_count) / bpe->symbols_max > room) {
+        return error_set(err, STATUS_INVALID, "the text has more than %zu tokens", out->count_max);
     }
     // A merge takes one key out and puts at most two in, and there are fewer merges than symbols.
     struct long_word word = {.symbols = memory_array(byte_count, sizeof *word.symbols),

@@ -36,6 +36,7 @@ struct bpe {
     const struct vocabulary *vocabulary;
     struct bpe_slot *slots;    // at most half full
     uint32_t slot_mask;
+    uint32_t symbols_max;        // most bytes that one token can be merged from
     uint32_t byte_token[256];    // BPE_NO_TOKEN where the vocabulary has none
     uint32_t unknown;            // for bytes without a token; BPE_NO_TOKEN: they are dropped
     bool fuse_unknown;           // neighbouring unknowns become one
@@ -68,7 +69,8 @@ void bpe_deinit(struct bpe *bpe);
 enum status bpe_add_merge(struct bpe *bpe, uint32_t rank, const char *left, size_t left_bytes,
                           const char *right, size_t right_bytes, struct error *err) MUST_USE;
 
-// Appends the tokens of one word (1 .. BOUND_ENCODE_BYTES bytes).
+// Appends the tokens of one word (1 .. BOUND_ENCODE_BYTES bytes). A word that cannot fit under the
+// list's cap is refused (INVALID) before it is merged.
 enum status bpe_word(const struct bpe *bpe, const uint8_t *bytes, size_t byte_count,
                      struct token_list *out, struct error *err) MUST_USE;
 

@@ -162,6 +162,14 @@ START_TEST(a_megabyte_in_one_word_takes_no_quadratic_time) {
     ck_assert_int_eq(bpe_word(&bpe, word, bytes, &got, NULL), STATUS_OK);
     ck_assert_uint_eq(got.count, bytes / 2048);
     token_list_deinit(&got);
+    // A cap that is just enough changes nothing; below it the word is refused before the merging.
+    token_list_init(&got, bytes / 2048);
+    ck_assert_int_eq(bpe_word(&bpe, word, bytes, &got, NULL), STATUS_OK);
+    token_list_deinit(&got);
+    token_list_init(&got, bytes / 2048 - 1);
+    ck_assert_int_eq(bpe_word(&bpe, word, bytes, &got, NULL), STATUS_INVALID);
+    ck_assert_uint_eq(got.count, 0);
+    token_list_deinit(&got);
     memory_free(word);
     bpe_deinit(&bpe);
     vocabulary_deinit(&vocabulary);
