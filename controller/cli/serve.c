@@ -54,6 +54,17 @@ static enum status make_run_dir(struct serve *serve, struct error *err) {
     return STATUS_OK;
 }
 
+// The controller removes its sockets when it leaves; one that was killed could not.
+static void remove_run_dir(const struct serve *serve) {
+    static const char *const names[] = {"plan.sock", "control.sock"};
+    char path[PATH_BYTES + 16];
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        snprintf(path, sizeof path, "%s/%s", serve->run_dir, names[i]);
+        unlink(path);
+    }
+    rmdir(serve->run_dir);
+}
+
 // Keys travel in the environment: a command line can be read by every user of the machine.
 static void export_keys(const struct config *config) {
     uint32_t count = config_list_count(config, OPTION_API_KEY);
@@ -239,7 +250,7 @@ static int run(struct serve *serve) {
         end_child(serve, &serve->controller);
     }
     if (serve->own_run_dir) {
-        rmdir(serve->run_dir);    // the controller has removed its sockets
+        remove_run_dir(serve);
     }
     return code;
 }
