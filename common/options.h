@@ -59,7 +59,7 @@
       "seconds running requests get after SIGTERM before they are ended")                          \
     X(MAX_NUM_SEQS, "max-num-seqs", INT, "256", OPTION_ALL_, "scheduler", 1, 1024, NULL,           \
       "sequences that run at once")                                                                \
-    X(MAX_NUM_QUEUED, "max-num-queued-reqs", INT, "1024", OPTION_SC_, "scheduler", 0, 4096, NULL,  \
+    X(MAX_NUM_QUEUED, "max-num-queued-reqs", INT, "1024", OPTION_SC_, "scheduler", 1, 4096, NULL,  \
       "sequences that wait; more are answered 429")                                                \
     X(MAX_NUM_BATCHED_TOKENS, "max-num-batched-tokens", INT, "512", OPTION_ALL_, "scheduler", 1,   \
       65536, NULL, "rows of one step: prompt tokens and decoding sequences together")              \

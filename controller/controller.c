@@ -431,6 +431,7 @@ static enum status create_api(struct controller *c, struct error *err) {
     config.server_header = config_bool(c->config, OPTION_SERVER_HEADER);
     config.any_model_name = config_bool(c->config, OPTION_ANY_MODEL_NAME);
     config.strict_max_tokens = config_bool(c->config, OPTION_STRICT_MAX_TOKENS);
+    config.sequences_max = (uint32_t)config_int(c->config, OPTION_MAX_NUM_QUEUED);
     config.logprobs_max = (uint32_t)config_int(c->config, OPTION_MAX_LOGPROBS);
     int64_t seed = config_int(c->config, OPTION_SEED);
     config.seed = seed != 0 ? (uint64_t)seed : random_u64();

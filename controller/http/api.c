@@ -414,6 +414,7 @@ void api_defaults(struct api_config *config) {
         .commit = VERSION_COMMIT,
         .server_header = true,
         .logprobs_max = BOUND_LOGPROBS,
+        .sequences_max = BOUND_SEQUENCES_PER_REQUEST,
         .head_delay_us = 10u * 1000 * 1000,
         .keepalive_us = 15u * 1000 * 1000,
         .canary_us = 5u * 1000 * 1000,
@@ -423,6 +424,7 @@ void api_defaults(struct api_config *config) {
 enum status api_create(const struct api_config *config, struct api **out, struct error *err) {
     INVARIANT(config->submit != NULL);
     INVARIANT(config->logprobs_max <= BOUND_LOGPROBS);
+    INVARIANT(config->sequences_max <= BOUND_SEQUENCES_PER_REQUEST);
     struct api *api = memory_zalloc(sizeof *api);
     if (api == NULL) {
         return error_set(err, STATUS_EXHAUSTED, "no memory for the API");

@@ -81,6 +81,9 @@ struct api_config {
     bool strict_max_tokens;
     bool usage_always;         // --enable-force-include-usage
     uint32_t logprobs_max;     // --max-logprobs, <= BOUND_LOGPROBS
+    // Prompts x n of one request, <= BOUND_SEQUENCES_PER_REQUEST: more than may wait could never be
+    // accepted, and a 429 would send its client into an endless loop.
+    uint32_t sequences_max;
     uint64_t seed;             // requests without one draw theirs from it
     uint64_t id_seed;          // unpredictable; request ids are drawn from it
     uint64_t head_delay_us;    // a stream's head leaves after this even without a token

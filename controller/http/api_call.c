@@ -139,9 +139,10 @@ struct api_call *api_call_create(struct api_visit *visit, const struct api_call_
                                  struct api_failure *failure) {
     struct api_params *params = spec->params;
     uint64_t choice_count = (uint64_t)spec->prompt_count * params->choice_count;
-    if (choice_count > BOUND_SEQUENCES_PER_REQUEST) {
+    uint32_t count_max = visit->api->config.sequences_max;
+    if (choice_count > count_max) {
         api_fail(failure, API_CODE_TOO_LARGE, "n", "A request may ask for at most %u sequences.",
-                 BOUND_SEQUENCES_PER_REQUEST);
+                 count_max);
         return NULL;
     }
     struct api_call *call =

@@ -260,6 +260,22 @@ START_TEST(prompt_count_fits_its_bound_and_not_one_more) {
 }
 END_TEST
 
+static void let_three_wait(struct api_config *config) {
+    config->sequences_max = 3;
+}
+
+START_TEST(a_request_larger_than_the_waiting_line_is_not_told_to_retry) {
+    api_fixture_deinit(f);
+    api_fixture_init(f, let_three_wait);
+    api_fixture_ready(f);
+    post("{\"prompt\":[\"a\",\"a\"],\"n\":2}");
+    expect_failure(400, "too_large", "n");
+    ck_assert_uint_eq(f->submit_count, 0);
+    post("{\"prompt\":\"a\",\"n\":3}");
+    ck_assert_uint_eq(f->submit_count, 3);
+}
+END_TEST
+
 START_TEST(sequences_of_one_request_fit_their_bound) {
     struct buf body;
     buf_init(&body, 1 << 20);
@@ -764,6 +780,7 @@ Suite *suite_api_completions(void) {
     tcase_add_test(tc, bad_prompts_are_refused_by_name);
     tcase_add_test(tc, tokens_that_the_model_lacks_never_reach_the_core);
     tcase_add_test(tc, prompt_count_fits_its_bound_and_not_one_more);
+    tcase_add_test(tc, a_request_larger_than_the_waiting_line_is_not_told_to_retry);
     tcase_add_test(tc, sequences_of_one_request_fit_their_bound);
     tcase_add_test(tc, length_rule_holds_at_its_edge);
     tcase_add_test(tc, strict_servers_refuse_instead_of_lowering);
