@@ -595,7 +595,7 @@ static enum status find(const struct gguf *gguf, const char *key, bool *found,
     if (found != NULL) {
         *found = index != 0;
     } else if (index == 0) {
-        return error_set(err, STATUS_NOT_FOUND, "the GGUF file has no key '%s'", key);
+        return error_set(err, STATUS_CORRUPT, "the GGUF file has no key '%s'", key);
     }
     return STATUS_OK;
 }

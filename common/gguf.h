@@ -79,7 +79,7 @@ bool gguf_is_magic(const void *bytes, size_t byte_count);
 
 // ---- metadata ----------------------------------------------------------------------------------
 // As with json_field_*: an absent key leaves `*out` alone; it is OK when `found` is given, and
-// NOT_FOUND when `found` is NULL. A value of another type, or one that does not fit, is CORRUPT
+// CORRUPT when `found` is NULL. A value of another type, or one that does not fit, is CORRUPT too,
 // with the key named.
 
 // Any integer type whose value fits.

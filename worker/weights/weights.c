@@ -226,7 +226,7 @@ bool weights_has(const struct weights *weights, const char *name) {
 }
 
 static enum status missing(const char *name, struct error *err) {
-    return error_set(err, STATUS_NOT_FOUND, "tensor '%s' is missing from the model files", name);
+    return error_set(err, STATUS_CORRUPT, "tensor '%s' is missing from the model files", name);
 }
 
 static enum status too_many_dims(const char *name, uint32_t count, struct error *err) {

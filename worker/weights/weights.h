@@ -47,7 +47,7 @@ const struct json *weights_config(const struct weights *weights);    // config.j
 // Identity of the files (sizes, headers, modification times), 16 hex digits.
 const char *weights_digest(const struct weights *weights);
 
-// NOT_FOUND with the name when absent; UNSUPPORTED for a type we cannot compute with. `out` of a
+// CORRUPT with the name when absent; UNSUPPORTED for a type we cannot compute with. `out` of a
 // tensor with more than two dimensions is CORRUPT here: no family built so far has one.
 enum status weights_find(const struct weights *weights, const char *name,
                          struct weights_tensor *out, struct error *err) MUST_USE;
