@@ -87,11 +87,19 @@ static enum status no_memory(struct error *err) {
 }
 
 // A list value: JSON-like ["a","b"], or commas. Appends to what the same source gave before.
+// "a,b", or with brackets and quotes as in ["a", "b"]. Outside of that form they are ordinary
+// characters: a key may hold a quote, an origin has brackets around an IPv6 address.
 static enum status list_append(struct value *value, const char *name, const char *text,
                                struct error *err) {
+    const char *separators = text[0] == '[' ? ",[]\"' " : ",";
     const char *at = text;
     while (*at != '\0') {
-        size_t word = strcspn(at, ",[]\"' ");
+        at += strspn(at, " ");
+        size_t word = strcspn(at, separators);
+        const char *next = at + word;
+        while (word > 0 && at[word - 1] == ' ') {
+            word--;
+        }
         if (word > 0) {
             if (value->item_count == LIST_ITEMS_MAX) {
                 return error_set(err, STATUS_INVALID, "--%s has more than %d entries", name,
@@ -103,8 +111,7 @@ static enum status list_append(struct value *value, const char *name, const char
             }
             value->items[value->item_count++] = item;
         }
-        at += word;
-        at += *at == '\0' ? 0 : 1;
+        at = next + (*next == '\0' ? 0 : 1);
     }
     return STATUS_OK;
 }
@@ -165,7 +172,12 @@ static enum status set_value(struct config *config, enum option_id id, const cha
     case OPTION_KIND_REAL:
         return set_number(row, value, text, source, err);
     case OPTION_KIND_LIST:
-        return list_append(value, row->name, text, err);
+        TRY(list_append(value, row->name, text, err));
+        // An empty variable is one that was not set; an empty flag is a mistake, and with keys a
+        // dangerous one.
+        return value->item_count > 0 || rank == SOURCE_ENVIRONMENT
+                   ? STATUS_OK
+                   : error_set(err, STATUS_INVALID, "--%s is empty (%s)", row->name, source);
     case OPTION_KIND_CHOICE:
         if (!is_choice(row->choices, text)) {
             return error_set(err, STATUS_INVALID, "--%s is '%s' (%s); it takes one of: %s",

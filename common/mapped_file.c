@@ -14,7 +14,7 @@ static enum status map(int fd, const char *path, uint64_t bytes_max, struct mapp
                        struct error *err) {
     struct stat info;
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-        return error_set(err, STATUS_INVALID, "'%s' is not a regular file", path);
+        return error_set(err, STATUS_CORRUPT, "'%s' is not a regular file", path);
     }
     uint64_t byte_count = (uint64_t)info.st_size;
     if (byte_count > bytes_max) {

@@ -381,7 +381,7 @@ static enum status fill_gate(struct controller *c, struct api_gate *gate, struct
         return error_set(err, STATUS_INVALID, "--require-auth: no key for host %s", host);
     }
     if (open) {
-        log_warn("controller", "everybody who reaches host=%s may use this server without a key",
+        log_warn("controller", "no API key: everybody who reaches this server may use it host=%s",
                  host);
     }
     uint32_t origins = 0;

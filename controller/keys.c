@@ -34,6 +34,7 @@ static enum status load_file(const char *path, struct keys *keys, struct error *
     if (file == NULL) {
         return error_set_os(err, STATUS_NOT_FOUND, "API key file '%s' cannot be opened", path);
     }
+    uint32_t given = keys->count;
     char line[LINE_BYTES];
     enum status status = STATUS_OK;
     for (int number = 1; status == STATUS_OK && fgets(line, sizeof line, file) != NULL; number++) {
@@ -57,8 +58,14 @@ static enum status load_file(const char *path, struct keys *keys, struct error *
         }
     }
     memset(line, 0, sizeof line);
+    if (status == STATUS_OK && ferror(file)) {
+        status = error_set(err, STATUS_INVALID, "API key file '%s' cannot be read", path);
+    }
     fclose(file);
-    return status;
+    // Somebody who names a file wants keys: without one the server would be open to everybody.
+    return status == STATUS_OK && keys->count == given
+               ? error_set(err, STATUS_INVALID, "API key file '%s' has no keys", path)
+               : status;
 }
 
 enum status keys_load(const struct config *config, struct keys *out, struct error *err) {

@@ -102,9 +102,12 @@ static enum status check(const struct config *config, struct error *err) {
                          "--controller is missing: the run directory of the "
                          "controller, as ipc:///DIR");
     }
-    if (config_int(config, OPTION_MAX_MODEL_LEN) == 0) {
+    int64_t model_len = config_int(config, OPTION_MAX_MODEL_LEN);
+    if (model_len == 0 || model_len == 1) {
         return error_set(err, STATUS_INVALID,
-                         "--max-model-len 0: give a number of tokens, or -1 for the model's limit");
+                         "--max-model-len %lld: a prompt and its answer need at least 2 tokens; -1 "
+                         "is the model's limit",
+                         (long long)model_len);
     }
     int64_t block = config_int(config, OPTION_BLOCK_SIZE);
     if ((block & (block - 1)) != 0) {

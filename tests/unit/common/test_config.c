@@ -96,6 +96,16 @@ START_TEST(booleans_may_be_negated_and_lists_repeat) {
     ck_assert_uint_eq(config_list_count(o.config, OPTION_API_KEY), 3);
     ck_assert_str_eq(config_list_item(o.config, OPTION_API_KEY, 2), "c");
     done(&o);
+    o = parse("m --api-key se[c'ret --allowed-origins [\"http://a\",'http://b']", NULL);
+    ck_assert_uint_eq(config_list_count(o.config, OPTION_API_KEY), 1);
+    ck_assert_str_eq(config_list_item(o.config, OPTION_API_KEY, 0), "se[c'ret");
+    ck_assert_uint_eq(config_list_count(o.config, OPTION_ALLOWED_ORIGINS), 2);
+    ck_assert_str_eq(config_list_item(o.config, OPTION_ALLOWED_ORIGINS, 1), "http://b");
+    done(&o);
+    o = parse("m --allowed-origins http://[::1]:80,http://c", NULL);
+    ck_assert_str_eq(config_list_item(o.config, OPTION_ALLOWED_ORIGINS, 0), "http://[::1]:80");
+    ck_assert_str_eq(config_list_item(o.config, OPTION_ALLOWED_ORIGINS, 1), "http://c");
+    done(&o);
 }
 END_TEST
 
@@ -125,6 +135,8 @@ START_TEST(wrong_lines_are_refused_with_the_remedy) {
     refused("m --tensor-parallel-size 8", "one rank");
     refused("m -tp 8", "one rank");
     refused("m --lora-modules x", "adapters");
+    refused("m --api-key=", "--api-key is empty");
+    refused("m --api-key ,,", "--api-key is empty");
     refused("m --no-port", "unknown option");
 }
 END_TEST
