@@ -50,7 +50,8 @@ struct controller {
     struct model_text *text;
     struct api_model model;
     const char *names[BOUND_NAMES];
-    struct keys keys;
+    struct keys keys[2];    // the ones in use, and the ones before: open calls name their key
+    uint32_t keys_used;     // index
     const char *origins[BOUND_NAMES];
     char host_name[HOST_BYTES];
     char run_dir[PATH_BYTES];
@@ -252,7 +253,7 @@ static void announce(struct controller *c, const struct message_capacity *capaci
         .host = config_string(c->config, OPTION_HOST),
         .port = http_server_port(c->server),
         .uds = config_string(c->config, OPTION_UDS),
-        .api_key_hint = c->keys.count > 0 ? "$TARE_API_KEY" : NULL,
+        .api_key_hint = c->keys[0].count > 0 ? "$TARE_API_KEY" : NULL,
         .start_seconds = (double)(clock_monotonic_us() - c->start_us) / 1e6,
         .capacity = capacity,
     };
@@ -371,11 +372,11 @@ static bool is_loopback(const char *host) {
 }
 
 static enum status fill_gate(struct controller *c, struct api_gate *gate, struct error *err) {
-    TRY(keys_load(c->config, &c->keys, err));
+    TRY(keys_load(c->config, &c->keys[0], err));
     const char *host = config_string(c->config, OPTION_HOST);
     // A socket file is guarded by its mode, and no web page can make a browser call it.
     bool file = config_string(c->config, OPTION_UDS) != NULL;
-    bool open = c->keys.count == 0 && !file && !is_loopback(host);
+    bool open = c->keys[0].count == 0 && !file && !is_loopback(host);
     if (open && config_bool(c->config, OPTION_REQUIRE_AUTH)) {
         error_hint(err, "give --api-key or --api-key-file, or listen on 127.0.0.1");
         return error_set(err, STATUS_INVALID, "--require-auth: no key for host %s", host);
@@ -388,8 +389,8 @@ static enum status fill_gate(struct controller *c, struct api_gate *gate, struct
     TRY(take_list(c, OPTION_ALLOWED_ORIGINS, c->origins, &origins, err));
     bool named = gethostname(c->host_name, sizeof c->host_name - 1) == 0;
     *gate = (struct api_gate){
-        .keys = c->keys.keys,
-        .key_count = c->keys.count,
+        .keys = c->keys[0].keys,
+        .key_count = c->keys[0].count,
         .metrics_require_key = config_bool(c->config, OPTION_METRICS_REQUIRE_KEY),
         .loopback_only = !file && is_loopback(host),
         .host_name = named ? c->host_name : NULL,
@@ -582,6 +583,18 @@ bool controller_timer(struct controller *c, uint64_t late_us) {
     api_set_overdue(c->api, gauges.step_overdue_us > 0);
     tick(c);
     return gauges.queued + gauges.prefilling + gauges.decoding > 0;
+}
+
+void controller_reload(struct controller *c) {
+    struct error err = {0};
+    uint32_t other = 1 - c->keys_used;
+    if (keys_load(c->config, &c->keys[other], &err) != STATUS_OK) {
+        log_error("controller", "API keys stay as they were because=\"%s\"", err.message);
+        return;
+    }
+    c->keys_used = other;
+    api_set_keys(c->api, c->keys[other].keys, c->keys[other].count);
+    log_info("controller", "API keys read again count=%u", c->keys[other].count);
 }
 
 void controller_stop(struct controller *c) {

@@ -35,7 +35,8 @@ int controller_fd(const struct controller *controller, uint32_t index);    // po
 void controller_turn(struct controller *controller);
 // From a timer: ten times a second while it returns true (there is work), once when idle.
 bool controller_timer(struct controller *controller, uint64_t late_us);
-void controller_stop(struct controller *controller);    // SIGTERM or SIGINT
+void controller_stop(struct controller *controller);      // SIGTERM or SIGINT
+void controller_reload(struct controller *controller);    // SIGHUP: reads the API keys again
 
 // True when the process may end; `exit_code` as in common/exit_code.h.
 bool controller_done(const struct controller *controller, int *exit_code);

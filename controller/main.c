@@ -11,14 +11,14 @@
 #include <unistd.h>
 #include <uv.h>
 
-enum { TIMER_BUSY_MS = 100, TIMER_IDLE_MS = 1000 };
+enum { TIMER_BUSY_MS = 100, TIMER_IDLE_MS = 1000, SIGNALS = 3 };
 
 struct app {
     uv_loop_t loop;
     uv_poll_t polls[CONTROLLER_FDS];
     uv_prepare_t prepare;
     uv_timer_t timer;
-    uv_signal_t signals[2];
+    uv_signal_t signals[SIGNALS];
     uint64_t timer_due_us;
     struct controller *controller;
 };
@@ -32,7 +32,7 @@ static void close_if_done(struct app *app) {
     for (int i = 0; i < CONTROLLER_FDS; i++) {
         uv_close((uv_handle_t *)&app->polls[i], NULL);
     }
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < SIGNALS; i++) {
         uv_close((uv_handle_t *)&app->signals[i], NULL);
     }
     uv_close((uv_handle_t *)&app->prepare, NULL);
@@ -73,9 +73,12 @@ static void on_timer(uv_timer_t *timer) {
 }
 
 static void on_signal(uv_signal_t *handle, int signal) {
-    (void)signal;
     struct app *app = handle->data;
-    controller_stop(app->controller);
+    if (signal == SIGHUP) {
+        controller_reload(app->controller);
+    } else {
+        controller_stop(app->controller);
+    }
     close_if_done(app);
 }
 
@@ -91,8 +94,8 @@ static int start_handles(struct app *app) {
     code = code == 0 ? uv_prepare_start(&app->prepare, on_prepare) : code;
     code = code == 0 ? uv_timer_init(&app->loop, &app->timer) : code;
     app->timer.data = app;
-    static const int numbers[2] = {SIGTERM, SIGINT};
-    for (int i = 0; i < 2 && code == 0; i++) {
+    static const int numbers[SIGNALS] = {SIGTERM, SIGINT, SIGHUP};
+    for (int i = 0; i < SIGNALS && code == 0; i++) {
         code = uv_signal_init(&app->loop, &app->signals[i]);
         app->signals[i].data = app;
         code = code == 0 ? uv_signal_start(&app->signals[i], on_signal, numbers[i]) : code;
@@ -160,6 +163,7 @@ int main(int argc, char **argv) {
     log_format_parse(config_string(config, OPTION_LOG_FORMAT), &format);
     log_configure(level, format);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);    // until there is something to reload
     int code = run(config);
     config_destroy(config);
     return code;

@@ -162,6 +162,7 @@ static void end_child(struct serve *serve, struct child *child) {
 static int watch(struct serve *serve) {
     int code = 0;
     int stops = 0;
+    bool on_terminal = isatty(STDERR_FILENO) != 0;
     for (;;) {
         if (reap(&serve->controller, &code)) {
             end_child(serve, &serve->worker);
@@ -175,7 +176,8 @@ static int watch(struct serve *serve) {
             }
         }
         int signal = sigwaitinfo(&serve->watched, NULL);
-        if (signal == SIGINT || signal == SIGTERM) {
+        // A terminal that closes stops what runs on it; elsewhere SIGHUP means reload.
+        if (signal == SIGINT || signal == SIGTERM || (signal == SIGHUP && on_terminal)) {
             stops++;
             if (isatty(STDERR_FILENO)) {
                 fprintf(stderr, stops == 1

@@ -421,6 +421,11 @@ void api_defaults(struct api_config *config) {
     };
 }
 
+void api_set_keys(struct api *api, const struct api_key *keys, uint32_t key_count) {
+    api->config.gate.keys = keys;
+    api->config.gate.key_count = key_count;
+}
+
 enum status api_create(const struct api_config *config, struct api **out, struct error *err) {
     INVARIANT(config->submit != NULL);
     INVARIANT(config->logprobs_max <= BOUND_LOGPROBS);

@@ -79,8 +79,8 @@ struct api_config {
     bool server_header;
     bool any_model_name;
     bool strict_max_tokens;
-    bool usage_always;         // --enable-force-include-usage
-    uint32_t logprobs_max;     // --max-logprobs, <= BOUND_LOGPROBS
+    bool usage_always;        // --enable-force-include-usage
+    uint32_t logprobs_max;    // --max-logprobs, <= BOUND_LOGPROBS
     // Prompts x n of one request, <= BOUND_SEQUENCES_PER_REQUEST: more than may wait could never be
     // accepted, and a 429 would send its client into an endless loop.
     uint32_t sequences_max;
@@ -110,6 +110,8 @@ void api_on_capacity(struct api *api, const struct message_capacity *capacity); 
 void api_on_worker_lost(struct api *api);               // recovering until the next capacity
 void api_set_overdue(struct api *api, bool overdue);    // a step is past its deadline
 void api_set_draining(struct api *api);
+// Other keys from the next request on. Keeps `keys`; the old ones must stay while calls are open.
+void api_set_keys(struct api *api, const struct api_key *keys, uint32_t key_count);
 void api_set_failed(struct api *api, const char *reason);    // for good; one sentence
 
 // ---- the core's actions ------------------------------------------------------------------------

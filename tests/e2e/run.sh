@@ -49,6 +49,33 @@ sh -c "$try" 2>/dev/null | grep -q '"choices"' || { echo "no answer to: $try"; e
 stop_server
 [ ! -e "$work/x.sock" ]
 
+part "keys are read again on SIGHUP, and a bad file changes nothing"
+code_with() { curl -s -o /dev/null -w '%{http_code}' -H "Authorization: Bearer $1" "$URL/v1/models"; }
+wait_log() { tries=0; until grep -q "$1" "$log"; do tries=$((tries + 1)); [ $tries -lt 600 ]; sleep 0.1; done; }
+echo first >"$work/keys"
+start_server "$work/hup.log" "$work/tiny" --api-key-file "$work/keys"
+[ "$(code_with first)" = 200 ]
+echo second >"$work/keys"
+kill -HUP "$SERVER"
+wait_log 'keys read again'
+[ "$(code_with first)" = 401 ] && [ "$(code_with second)" = 200 ]
+: >"$work/keys"
+kill -HUP "$SERVER"
+wait_log 'keys stay'
+[ "$(code_with second)" = 200 ]
+stop_server
+
+part "a controller that is killed leaves no process and no directory"
+start_server "$work/killed.log" "$work/tiny"
+controller=$(pgrep -P "$SERVER" -x tare-controller)
+directory=$(tr '\0' '\n' <"/proc/$controller/cmdline" | sed -n 's/^--run-dir=//p')
+[ -S "$directory/plan.sock" ]
+kill -KILL "$controller"
+code=0
+wait "$SERVER" || code=$?
+[ $code = 70 ]
+[ ! -e "$directory" ]
+
 part "metrics are valid"
 # The linter objects to the colons of vLLM's names, which are the point of that block.
 start_server "$work/metrics.log" "$work/tiny" --no-metrics-compat
