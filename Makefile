@@ -79,7 +79,8 @@ CONTROLLER_C := $(filter-out controller/main.c,$(wildcard controller/*.c control
     controller/text/*.c controller/http/*.c controller/net/*.c))
 WORKER_C := $(filter-out worker/main.c,$(wildcard worker/*.c worker/*/*.c))
 CLI_C := $(filter-out controller/cli/main.c,$(wildcard controller/cli/*.c))
-UNIT_C := $(shell find tests/unit -name '*.c' 2>/dev/null)
+SUPPORT_C := $(wildcard tests/support/*.c)
+UNIT_C := $(shell find tests/unit -name '*.c' 2>/dev/null) $(SUPPORT_C)
 FUZZ_C := $(wildcard tests/fuzz/fuzz_*.c)
 BENCH_C := $(wildcard tests/bench/bench_*.c)
 HEADERS := $(shell find common proto kernels controller worker -name '*.h' 2>/dev/null)
@@ -101,7 +102,7 @@ ALL_O := $(BASE_O) $(CONTROLLER_O) $(WORKER_O) $(CLI_O)
 PROGRAMS := tare tare-controller tare-worker
 BINS := $(PROGRAMS:%=$(OUT)/bin/%)
 
-.PHONY: unit-kernels unit-others all programs test check tidy bench bench-cpu fuzz serve model deps deps-test test-run unit asan tsan \
+.PHONY: soak unit-kernels unit-others all programs test check tidy bench bench-cpu fuzz serve model deps deps-test test-run unit asan tsan \
     integration e2e chaos format lint info help clean
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -145,6 +146,12 @@ $(OUT)/%.o: %.c
 $(OUT)/tests/unit/run: $(call obj,$(UNIT_C)) $(ALL_O)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(CHECK_LIBS) $(LDLIBS)
+$(OUT)/tests/soak/soak: $(call obj,tests/soak/soak.c $(SUPPORT_C)) $(ALL_O)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS) -rdynamic -o $@ $^ $(LDLIBS)
+$(OUT)/tests/soak/interpose.so: tests/soak/interpose.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) $(WARN) -fPIC -shared -o $@ $<
 $(OUT)/tests/bench/%: $(OUT)/tests/bench/%.o $(ALL_O)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
@@ -190,6 +197,7 @@ test-run:
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=asan $(OUT:%-$(BUILD)=%-asan)/tests/unit/run
 	@$(MAKE) --no-print-directory -j2 unit-kernels unit-others BUILD=asan
+	@$(MAKE) --no-print-directory soak SOAK_STEPS=20000
 	@$(MAKE) --no-print-directory integration
 	@$(MAKE) --no-print-directory e2e
 	@echo "make test: all parts passed"
@@ -215,6 +223,8 @@ bench-cpu: all    ## tokens per second against llama.cpp in the same run
 	@sh tests/bench/bench_machine.sh
 fuzz:    ## every fuzz target for FUZZ_S seconds (600)
 	@sh tests/fuzz/run.sh
+soak: $(OUT)/tests/soak/soak $(OUT)/tests/soak/interpose.so    ## SOAK_STEPS random steps (1,000,000) with every allocation watched
+	@LD_PRELOAD=$(if $(filter release debug,$(BUILD)),$(OUT)/tests/soak/interpose.so) $(OUT)/tests/soak/soak $(or $(SOAK_STEPS),1000000)
 chaos: all    ## random kills and disconnects for CHAOS_S seconds (300)
 	@sh tests/e2e/chaos.sh
 check: deps-test    ## every variant, short fuzz, soak, short chaos: at most 80 minutes

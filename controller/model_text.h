@@ -48,8 +48,8 @@ const struct chat_template *model_text_template(const struct model_text *text); 
 const char *model_text_template_source(const struct model_text *text);             // NULL: none
 struct model_text_sampling model_text_sampling(const struct model_text *text);
 uint32_t model_text_context_tokens(const struct model_text *text);    // what it was trained for
-// Rows of the output matrix: ids from tokenizer_vocabulary_tokens up to here mean nothing and must
-// not be sampled.
+// Rows of the output matrix. Ids from tokenizer_vocabulary_tokens up to here pad the matrix: one
+// that is drawn all the same has no text.
 uint32_t model_text_logit_rows(const struct model_text *text);
 // Last part of the path, without ".gguf": the name to serve under when none is given.
 const char *model_text_name(const struct model_text *text);

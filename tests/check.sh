@@ -12,6 +12,8 @@ for cc in gcc clang; do
 done
 step tidy
 make --no-print-directory -s tidy
+step soak
+make --no-print-directory -s soak
 step integration
 make --no-print-directory -s integration
 step e2e

@@ -6,7 +6,7 @@
 #include "common/memory.h"
 #include "common/rng.h"
 #include "tests/unit/suites.h"
-#include "tests/unit/worker/tiny_model.h"
+#include "tests/support/tiny_model.h"
 #include "worker/engine.h"
 #include "worker/plan_report.h"
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef TESTS_UNIT_WORKER_TINY_MODEL_H
-#define TESTS_UNIT_WORKER_TINY_MODEL_H
+#ifndef TESTS_SUPPORT_TINY_MODEL_H
+#define TESTS_SUPPORT_TINY_MODEL_H
 
 #include <stdint.h>
 
-// Small models with random weights, written as GGUF files for tests of the worker.
+// Small models with random weights, written as GGUF files for tests.
 //
 //   Owns nothing; the caller removes the file.  Thread one.  Allocates while writing.
-//   Fails by check's own assertions.
+//   Fails by ending the process with what could not be written.
 
 struct tiny_model {
     const char *arch;    // "llama" or "qwen3"
