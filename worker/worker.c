@@ -9,12 +9,14 @@
 #include "common/memory.h"
 #include "proto/codec.h"
 #include "worker/net/controller_link.h"
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
 enum {
     FRAMES = 8,
+    ROOM_MS = 1,    // between looks at a full queue
     FRAME_BYTES = BOUND_PLAN_BYTES + MESSAGE_HEADER_BYTES,
     RESULT_RING = 4,    // last results, for plans that arrive twice
 };
@@ -38,8 +40,13 @@ struct worker {
 // ---- the step thread ---------------------------------------------------------------------------
 
 static void post(struct worker *worker, enum link_frame kind, const struct buf *message) {
-    // The link drains this queue whenever it wakes: it can only be full when the link has ended.
-    if (frame_queue_put(worker->from_step, kind, message->data, message->bytes_used) != STATUS_OK) {
+    enum status status;
+    while ((status = frame_queue_put(worker->from_step, kind, message->data,
+                                     message->bytes_used)) == STATUS_BUSY &&
+           kind != LINK_FRAME_PROGRESS) {
+        poll(NULL, 0, ROOM_MS);    // the link was not scheduled for a while
+    }
+    if (status != STATUS_OK) {
         log_debug("worker", "a frame to the link was dropped kind=%d", (int)kind);
     }
 }
@@ -59,7 +66,7 @@ static void post_control(struct worker *worker, enum link_frame kind,
 static void report_progress(void *ctx, const struct message_progress *progress) {
     struct worker *worker = ctx;
     struct control_message message = {.kind = MESSAGE_KIND_PROGRESS, .progress = *progress};
-    post_control(worker, LINK_FRAME_CONTROL, &message);
+    post_control(worker, LINK_FRAME_PROGRESS, &message);
 }
 
 static void begin_epoch(struct worker *worker, uint64_t epoch) {
@@ -71,7 +78,7 @@ static void begin_epoch(struct worker *worker, uint64_t epoch) {
         .address = {.epoch = epoch},
         .capacity = *engine_capacity(worker->engine),
     };
-    post_control(worker, LINK_FRAME_CONTROL, &message);
+    post_control(worker, LINK_FRAME_CAPACITY, &message);
 }
 
 // A plan that was already carried out is answered again from the ring.
@@ -212,6 +219,7 @@ static enum status run(struct worker *worker, struct error *err) {
     };
     enum status status = controller_link_run(&link, err);
     frame_queue_close(worker->to_step);
+    frame_queue_close(worker->from_step);    // nobody makes room any more
     pthread_join(thread, NULL);
     return worker->start_status != STATUS_OK ? worker->start_status : status;
 }

@@ -231,24 +231,6 @@ static enum status take_control(struct worker_link *link, const char *name, uint
     struct control_message message;
     arena_reset(&link->arena);
     TRY(codec_header_decode(link->in.data, link->in.bytes_used, &header, &body, err));
-    if (header.kind == MESSAGE_KIND_CAPACITY) {
-        struct peer *peer = find_peer(link, name);
-        if (peer == NULL || header.epoch != peer->epoch) {
-            return STATUS_OK;    // of an epoch that is over
-        }
-        peer->heard_us = now_us;
-        arena_reset(&peer->capacity_arena);
-        TRY(codec_control_decode(&header, body, &peer->capacity_arena, &message, err));
-        TRY(capacity_validate(&message.capacity, err));
-        // The message struct goes; the arena keeps a copy of the report.
-        struct message_capacity *kept = arena_alloc(&peer->capacity_arena, sizeof *kept);
-        if (kept == NULL) {
-            return error_set(err, STATUS_EXHAUSTED, "no room for a capacity report");
-        }
-        *kept = message.capacity;
-        link->sink.ready(link->sink.ctx, id_of(link, peer), peer->epoch, kept);
-        return STATUS_OK;
-    }
     TRY(codec_control_decode(&header, body, &link->arena, &message, err));
     if (message.kind == MESSAGE_KIND_HELLO) {
         take_hello(link, name, &message.hello, now_us);
@@ -283,6 +265,24 @@ static enum status take_control(struct worker_link *link, const char *name, uint
     }
 }
 
+// Comes by the plan channel: whoever it came from can be sent plans.
+static enum status take_capacity(struct worker_link *link, struct peer *peer,
+                                 const struct message_header *header, const uint8_t *body,
+                                 struct error *err) {
+    struct control_message message;
+    arena_reset(&peer->capacity_arena);
+    TRY(codec_control_decode(header, body, &peer->capacity_arena, &message, err));
+    TRY(capacity_validate(&message.capacity, err));
+    // The message struct goes; the arena keeps a copy of the report.
+    struct message_capacity *kept = arena_alloc(&peer->capacity_arena, sizeof *kept);
+    if (kept == NULL) {
+        return error_set(err, STATUS_EXHAUSTED, "no room for a capacity report");
+    }
+    *kept = message.capacity;
+    link->sink.ready(link->sink.ctx, id_of(link, peer), peer->epoch, kept);
+    return STATUS_OK;
+}
+
 static enum status take_result(struct worker_link *link, const char *name, uint64_t now_us,
                                struct error *err) {
     struct peer *peer = find_peer(link, name);
@@ -294,13 +294,16 @@ static enum status take_result(struct worker_link *link, const char *name, uint6
     struct step_result result;
     arena_reset(&link->arena);
     TRY(codec_header_decode(link->in.data, link->in.bytes_used, &header, &body, err));
-    if (header.kind != MESSAGE_KIND_RESULT) {
+    if (header.kind != MESSAGE_KIND_RESULT && header.kind != MESSAGE_KIND_CAPACITY) {
         return error_set(err, STATUS_CORRUPT, "message kind %u on the plan channel", header.kind);
     }
     if (header.epoch != peer->epoch) {
         return STATUS_OK;    // stale: dropped before its body is decoded
     }
     peer->heard_us = now_us;
+    if (header.kind == MESSAGE_KIND_CAPACITY) {
+        return take_capacity(link, peer, &header, body, err);
+    }
     TRY(codec_result_decode(&header, body, &link->arena, &result, err));
     if (result.status != RESULT_STATUS_OK) {
         log_error("worker_link", "plan refused worker=%s seq=%llu status=%d message=\"%.200s\"",

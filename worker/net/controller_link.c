@@ -22,6 +22,7 @@ enum {
     ADDRESS_BYTES = 4096,
     QUEUE_PLAN = 8,
     QUEUE_CONTROL = 64,
+    HELD_MS = 5,                      // until the next try with a channel that had no room
     RECEIVE_MAX = 256,                // messages taken from one channel in one pass
     FAREWELL_US = 2 * 1000 * 1000,    // patience with a controller that has not taken our failure
     FAREWELL_STEP_MS = 20,
@@ -33,9 +34,11 @@ struct link {
     struct transport *plan;
     struct transport *control;
     struct arena arena;
-    struct buf out;       // messages being written
-    struct buf in;        // messages being read
-    uint8_t *frame;       // frames from the step thread, BOUND_PLAN_BYTES
+    struct buf out;    // messages being written
+    struct buf in;     // messages being read
+    uint8_t *frame;    // frames from the step thread, BOUND_PLAN_BYTES
+    uint32_t held;     // kind of the frame that its channel had no room for; 0: none
+    size_t held_bytes;
     uint64_t epoch;       // 0 until welcomed
     uint64_t heard_us;    // last word from the controller
     uint64_t sent_us;     // last hello or heartbeat
@@ -259,23 +262,40 @@ static void say_farewell(struct link *link, size_t byte_count) {
     }
 }
 
+static enum status next_frame(struct link *link, uint32_t *kind, size_t *bytes) {
+    if (link->held == 0) {
+        return frame_queue_take(link->options->from_step, kind, link->frame, bytes);
+    }
+    *kind = link->held;
+    *bytes = link->held_bytes;
+    link->held = 0;
+    return STATUS_OK;
+}
+
+// A capacity report or a result that got lost would be waited for without end, so a channel without
+// room, or one that does not stand yet, holds up whatever follows.
 static void drain_step(struct link *link) {
     uint32_t kind = 0;
     size_t bytes = 0;
     enum status status;
-    while ((status = frame_queue_take(link->options->from_step, &kind, link->frame, &bytes)) ==
-           STATUS_OK) {
+    while ((status = next_frame(link, &kind, &bytes)) == STATUS_OK) {
         if (kind == LINK_FRAME_FAILED) {
             say_farewell(link, bytes);
             link->bid_farewell = true;
             link->leaving = true;
             return;
         }
-        struct transport *channel = kind == LINK_FRAME_RESULT ? link->plan : link->control;
+        struct transport *channel = kind == LINK_FRAME_PROGRESS ? link->control : link->plan;
         enum status sent = transport_send(channel, NULL, link->frame, bytes);
-        if (sent != STATUS_OK && kind != LINK_FRAME_CONTROL) {
-            log_warn("link", "a message to the controller was lost because=%s", status_name(sent));
+        if (sent == STATUS_OK || kind == LINK_FRAME_PROGRESS) {
+            continue;
         }
+        if (sent == STATUS_BUSY) {
+            link->held = kind;
+            link->held_bytes = bytes;
+            return;
+        }
+        log_warn("link", "a message to the controller was lost because=%s", status_name(sent));
     }
     if (status == STATUS_SHUTDOWN) {
         link->leaving = true;
@@ -329,8 +349,13 @@ static enum status loop(struct link *link, struct error *err) {
         left = false;
         TRY(drain_control(link, &left, err));
         drain_plans(link, &left);
+        int sleep_ms = (int)(interval_us(link, now_us) / 1000);
+        if (link->held != 0) {
+            wait[2].fd = -1;    // more frames are no reason to wake
+            sleep_ms = HELD_MS;
+        }
         bool sleeps = !left && !link->leaving;
-        poll(wait, 3, sleeps ? (int)(interval_us(link, now_us) / 1000) : 0);
+        poll(wait, 3, sleeps ? sleep_ms : 0);
     }
     return STATUS_SHUTDOWN;
 }

@@ -24,7 +24,8 @@ enum link_frame {
     LINK_FRAME_PLAN = 1,    // to the step thread: a whole plan message
     LINK_FRAME_WELCOME,     // to the step thread: a new epoch, 8 bytes
     LINK_FRAME_RESULT,      // from the step thread: a whole result message
-    LINK_FRAME_CONTROL,     // from the step thread: a whole control message
+    LINK_FRAME_CAPACITY,    // from the step thread: a CAPACITY message, for the plan channel
+    LINK_FRAME_PROGRESS,    // from the step thread: a PROGRESS message; may be lost, others follow
     LINK_FRAME_FAILED,      // from the step thread: start-up failed; a GOODBYE message, then leave
 };
 

@@ -77,19 +77,20 @@ enum status frame_queue_put(struct frame_queue *queue, uint32_t kind, const void
         return STATUS_INVALID;
     }
     pthread_mutex_lock(&queue->lock);
-    bool full = queue->used == queue->frame_count || queue->closed;
-    if (!full) {
+    enum status status = queue->closed                       ? STATUS_SHUTDOWN
+                         : queue->used == queue->frame_count ? STATUS_BUSY
+                                                             : STATUS_OK;
+    if (status == STATUS_OK) {
         uint32_t at = (queue->first + queue->used) % queue->frame_count;
         queue->frames[at] = (struct frame){kind, byte_count};
         memcpy(queue->bytes + at * queue->frame_bytes_max, bytes, byte_count);
         queue->used++;
     }
     pthread_mutex_unlock(&queue->lock);
-    if (full) {
-        return STATUS_BUSY;
+    if (status == STATUS_OK) {
+        ring_bell(queue);
     }
-    ring_bell(queue);
-    return STATUS_OK;
+    return status;
 }
 
 enum status frame_queue_take(struct frame_queue *queue, uint32_t *kind, void *out,

@@ -15,7 +15,7 @@
 //   Owns       its slots, each of frame_bytes_max, and an event descriptor.
 //   Thread     one that puts, one that takes.
 //   Allocates  in create only.
-//   Fails      put: BUSY when full, INVALID when the frame is too long.
+//   Fails      put: BUSY when full, SHUTDOWN when closed, INVALID when the frame is too long.
 
 struct frame_queue;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Goal: the controller learns why a start failed even when it was not there yet; a flood of
-// messages and broken ones between good ones end nothing; a worker outlives a controller that falls
-// silent, and leaves when there never was one. Method: the link on a thread of its own,
-// over real sockets, against the controller's side of them.
+// messages and broken ones between good ones end nothing; a channel without room delays and loses
+// nothing; a worker outlives a controller that falls silent, and leaves when there never was one.
+// Method: the link on a thread of its own, over real sockets, against the controller's side.
 #include "common/clock.h"
 #include "common/log.h"
 #include "controller/net/worker_link.h"
@@ -310,6 +310,100 @@ START_TEST(a_worker_that_was_never_welcomed_leaves) {
 }
 END_TEST
 
+// ---- a channel without room --------------------------------------------------------------------
+
+static void put_surely(enum link_frame kind, const void *bytes, size_t byte_count) {
+    enum status status = STATUS_BUSY;
+    for (int i = 0; i < TURNS_MAX && status == STATUS_BUSY; i++) {
+        status = frame_queue_put(f->from_step, kind, bytes, byte_count);
+        if (status == STATUS_BUSY) {
+            nap();
+        }
+    }
+    ck_assert_int_eq(status, STATUS_OK);
+}
+
+static void receive_surely(struct transport *channel, struct buf *in) {
+    char peer[TRANSPORT_PEER_BYTES] = "";
+    enum status status = STATUS_BUSY;
+    for (int i = 0; i < TURNS_MAX && status == STATUS_BUSY; i++) {
+        status = transport_receive(channel, in, peer);
+        if (status == STATUS_BUSY) {
+            nap();
+        }
+    }
+    ck_assert_int_eq(status, STATUS_OK);
+}
+
+static void end_link(void) {
+    f->stop = 1;
+    frame_queue_close(f->from_step);    // wakes the link
+    pthread_join(f->thread, NULL);
+}
+
+// The controller takes whoever sent a capacity report for somebody who can be sent plans.
+START_TEST(a_capacity_report_waits_for_the_plan_channel) {
+    struct transport *control = listen_on("control");
+    start_link();
+    await_word(control);
+    for (int i = 0; i < FLOOD; i++) {    // nobody reads these: the control channel is full
+        put_surely(LINK_FRAME_PROGRESS, "progress", 8);
+    }
+    put_surely(LINK_FRAME_CAPACITY, "capacity", 8);
+    put_surely(LINK_FRAME_RESULT, "result", 6);
+    struct transport *plan = listen_on("plan");
+    struct buf in;
+    buf_init(&in, FRAME_BYTES);
+    receive_surely(plan, &in);
+    ck_assert_str_eq(buf_cstr(&in), "capacity");
+    receive_surely(plan, &in);
+    ck_assert_str_eq(buf_cstr(&in), "result");
+    ck_assert_int_eq(transport_send(plan, "worker-7", "plan", 4), STATUS_OK);
+    end_link();
+    buf_deinit(&in);
+    transport_close(plan);
+    transport_close(control);
+}
+END_TEST
+
+enum { SLOW_RESULTS = 600, SLOW_BYTES = 16 * 1024 };    // more than sockets and queues hold
+
+static void *put_results(void *arg) {
+    (void)arg;
+    static uint8_t frame[SLOW_BYTES];
+    for (uint32_t i = 0; i < SLOW_RESULTS; i++) {
+        memcpy(frame, &i, sizeof i);
+        put_surely(LINK_FRAME_RESULT, frame, sizeof frame);
+    }
+    return NULL;
+}
+
+START_TEST(a_slow_controller_gets_every_result_in_order) {
+    struct transport *plan = listen_on("plan");
+    struct transport *control = listen_on("control");
+    start_link();
+    await_word(control);
+    pthread_t step;
+    ck_assert_int_eq(pthread_create(&step, NULL, put_results, NULL), 0);
+    // The step thread stands still, and with it the link's queue, before anything is read.
+    for (int i = 0; i < 100; i++) {
+        nap();
+    }
+    struct buf in;
+    buf_init(&in, FRAME_BYTES);
+    for (uint32_t i = 0; i < SLOW_RESULTS; i++) {
+        receive_surely(plan, &in);
+        ck_assert_uint_eq(in.bytes_used, SLOW_BYTES);
+        ck_assert_int_eq(memcmp(in.data, &i, sizeof i), 0);
+    }
+    pthread_join(step, NULL);
+    end_link();
+    buf_deinit(&in);
+    transport_close(plan);
+    transport_close(control);
+}
+END_TEST
+
 Suite *suite_controller_link(void) {
     Suite *suite = suite_create("worker/net/controller_link");
     TCase *tc = tcase_create("all");
@@ -320,6 +414,8 @@ Suite *suite_controller_link(void) {
     tcase_add_test(tc, a_flood_with_broken_messages_in_it_is_read_to_its_end);
     tcase_add_test(tc, a_controller_that_fell_silent_is_greeted_again_and_waited_for);
     tcase_add_test(tc, a_worker_that_was_never_welcomed_leaves);
+    tcase_add_test(tc, a_capacity_report_waits_for_the_plan_channel);
+    tcase_add_test(tc, a_slow_controller_gets_every_result_in_order);
     suite_add_tcase(suite, tc);
     return suite;
 }
