@@ -132,7 +132,7 @@ $(call obj,proto/codec.c): $(PROTO_GEN)
 # The commit is compiled into one object, again whenever it changes.
 build/version: FORCE
 	@mkdir -p build; echo '$(VERSION)-$(COMMIT)' | cmp -s - $@ || echo '$(VERSION)-$(COMMIT)' >$@
-FORCE:
+.PHONY: FORCE    # or .SECONDARY would keep make from it
 $(call obj,common/version.c): build/version
 $(call obj,common/version.c): CFLAGS += -DTARE_VERSION='"$(VERSION)"' -DTARE_COMMIT='"$(COMMIT)"'
 
