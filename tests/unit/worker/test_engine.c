@@ -5,8 +5,8 @@
 // tiny models on the cpu device, the n-th allocation failing for every n, random plans.
 #include "common/memory.h"
 #include "common/rng.h"
-#include "tests/unit/suites.h"
 #include "tests/support/tiny_model.h"
+#include "tests/unit/suites.h"
 #include "worker/engine.h"
 #include "worker/plan_report.h"
 
