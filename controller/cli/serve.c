@@ -20,6 +20,9 @@
 enum {
     PATH_BYTES = 4096,
     LEAVE_US = 5 * 1000 * 1000,    // patience with a worker after the controller has ended
+    RESTARTS_MAX = 5,              // of the worker, within RESTART_WINDOW_US
+    RESTART_WINDOW_US = 60 * 1000 * 1000,
+    RESTART_DELAY_US = 500 * 1000,    // a controller that drained on its own ends meanwhile
 };
 
 struct child {
@@ -32,7 +35,10 @@ struct serve {
     struct child controller, worker;
     char run_dir[PATH_BYTES];
     bool own_run_dir;
-    sigset_t watched;    // blocked everywhere here, taken with sigtimedwait
+    uint64_t restarts_us[RESTARTS_MAX];    // a ring of the last ones
+    uint32_t restart_count;
+    uint64_t restart_due_us;    // 0: none is planned
+    sigset_t watched;           // blocked everywhere here, taken with sigtimedwait
 };
 
 // ---- starting ----------------------------------------------------------------------------------
@@ -107,15 +113,20 @@ static enum status start_child(struct serve *serve, struct child *child,
     return STATUS_OK;
 }
 
-static enum status start_children(struct serve *serve, struct error *err) {
-    char run_dir[PATH_BYTES + 16], address[PATH_BYTES + 32];
-    snprintf(run_dir, sizeof run_dir, "--run-dir=%s", serve->run_dir);
+static enum status start_worker(struct serve *serve, struct error *err) {
+    char address[PATH_BYTES + 32];
     snprintf(address, sizeof address, "--controller=ipc://%s", serve->run_dir);
+    return start_child(serve, &serve->worker, OPTION_PROGRAM_WORKER, address,
+                       "--worker-id=worker-0", err);
+}
+
+static enum status start_children(struct serve *serve, struct error *err) {
+    char run_dir[PATH_BYTES + 16];
+    snprintf(run_dir, sizeof run_dir, "--run-dir=%s", serve->run_dir);
     export_keys(serve->config);
     TRY(start_child(serve, &serve->controller, OPTION_PROGRAM_CONTROLLER, run_dir, "--banner",
                     err));
-    return start_child(serve, &serve->worker, OPTION_PROGRAM_WORKER, address,
-                       "--worker-id=worker-0", err);
+    return start_worker(serve, err);
 }
 
 // ---- watching ----------------------------------------------------------------------------------
@@ -128,13 +139,11 @@ static int exit_code_of(int status) {
 }
 
 // Takes one ended child, if any. True when it was `child`.
-static bool reap(struct child *child, int *code) {
-    int status = 0;
-    if (child->pid == 0 || waitpid(child->pid, &status, WNOHANG) != child->pid) {
+static bool reap(struct child *child, int *status) {
+    if (child->pid == 0 || waitpid(child->pid, status, WNOHANG) != child->pid) {
         return false;
     }
     child->pid = 0;
-    *code = exit_code_of(status);
     return true;
 }
 
@@ -148,8 +157,8 @@ static void signal_child(const struct child *child, int signal) {
 static void end_child(struct serve *serve, struct child *child) {
     signal_child(child, SIGTERM);
     uint64_t deadline_us = clock_monotonic_us() + LEAVE_US;
-    int code = 0;
-    while (child->pid != 0 && !reap(child, &code)) {
+    int status = 0;
+    while (child->pid != 0 && !reap(child, &status)) {
         if (clock_monotonic_us() > deadline_us) {
             signal_child(child, SIGKILL);
         }
@@ -158,37 +167,79 @@ static void end_child(struct serve *serve, struct child *child) {
     }
 }
 
+// A worker that was killed, or told to leave by somebody else than the controller's drain, is
+// started again: the controller resumes its requests. Codes say that a restart cannot help.
+static bool plan_restart(struct serve *serve, int status) {
+    if (!WIFSIGNALED(status) && exit_code_of(status) != EXIT_CODE_OK) {
+        return false;
+    }
+    uint64_t now_us = clock_monotonic_us();
+    uint64_t *oldest_us = &serve->restarts_us[serve->restart_count % RESTARTS_MAX];
+    if (serve->restart_count >= RESTARTS_MAX && now_us - *oldest_us < RESTART_WINDOW_US) {
+        fprintf(stderr, "tare: the worker ended %d times within a minute\n", RESTARTS_MAX + 1);
+        return false;
+    }
+    *oldest_us = now_us;
+    serve->restart_count++;
+    serve->restart_due_us = now_us + RESTART_DELAY_US;
+    return true;
+}
+
+// Starts the worker again when it is time to. Returns the next signal, or -1 after a while.
+static int wait_signal(struct serve *serve, struct error *err, enum status *status) {
+    if (serve->restart_due_us == 0) {
+        return sigwaitinfo(&serve->watched, NULL);
+    }
+    if (clock_monotonic_us() >= serve->restart_due_us) {
+        serve->restart_due_us = 0;
+        fprintf(stderr, "tare: the worker ended, starting another\n");
+        *status = start_worker(serve, err);
+        return -1;
+    }
+    struct timespec slice = {.tv_nsec = 50 * 1000 * 1000};
+    return sigtimedwait(&serve->watched, NULL, &slice);
+}
+
+static void stop(struct serve *serve, int count) {
+    serve->restart_due_us = 0;
+    if (isatty(STDERR_FILENO)) {
+        fprintf(stderr, count == 1 ? "\ntare: finishing running requests (again to end now)\n"
+                                   : "\ntare: ending now\n");
+    }
+    signal_child(&serve->controller, SIGTERM);
+}
+
 // Until one child ends the service. Returns the exit code.
 static int watch(struct serve *serve) {
-    int code = 0;
+    struct error err = {0};
+    enum status status = STATUS_OK;
+    int ended = 0;
     int stops = 0;
     bool on_terminal = isatty(STDERR_FILENO) != 0;
-    for (;;) {
-        if (reap(&serve->controller, &code)) {
+    while (status == STATUS_OK) {
+        if (reap(&serve->controller, &ended)) {
             end_child(serve, &serve->worker);
-            return code;
+            return exit_code_of(ended);
         }
-        if (reap(&serve->worker, &code)) {
+        if (reap(&serve->worker, &ended) && (stops > 0 || !plan_restart(serve, ended))) {
+            int code = exit_code_of(ended);
             // Told to leave by a controller that drained, or failed for good.
-            if (code != EXIT_CODE_OK) {
+            if (stops == 0 || code != EXIT_CODE_OK) {
                 end_child(serve, &serve->controller);
-                return code;
+                return code == EXIT_CODE_OK ? EXIT_CODE_UNEXPECTED : code;
             }
         }
-        int signal = sigwaitinfo(&serve->watched, NULL);
+        int signal = wait_signal(serve, &err, &status);
         // A terminal that closes stops what runs on it; elsewhere SIGHUP means reload.
         if (signal == SIGINT || signal == SIGTERM || (signal == SIGHUP && on_terminal)) {
-            stops++;
-            if (isatty(STDERR_FILENO)) {
-                fprintf(stderr, stops == 1
-                                    ? "\ntare: finishing running requests (again to end now)\n"
-                                    : "\ntare: ending now\n");
-            }
-            signal_child(&serve->controller, SIGTERM);
+            stop(serve, ++stops);
         } else if (signal == SIGHUP) {
             signal_child(&serve->controller, SIGHUP);
         }
     }
+    fprintf(stderr, "tare: %s\n", err.message);
+    end_child(serve, &serve->controller);
+    return EXIT_CODE_OS;
 }
 
 // ---- the command -------------------------------------------------------------------------------

@@ -65,6 +65,23 @@ wait_log 'keys stay'
 [ "$(code_with second)" = 200 ]
 stop_server
 
+part "a worker that somebody ends comes back, whichever half of it and however"
+start_server "$work/back.log" "$work/tiny"
+holder() { pgrep -P "$SERVER" -x tare-worker; }
+for victim in holder worker_child; do
+    for signal in KILL TERM; do
+        kill -$signal "$($victim)"
+        # Refused or answered while it is away; answered in the end.
+        tries=0
+        until curl -sf -o /dev/null "$URL/v1/completions" -d '{"prompt":"a","max_tokens":2}'; do
+            tries=$((tries + 1))
+            [ $tries -lt 100 ]
+            sleep 0.1
+        done
+    done
+done
+stop_server
+
 part "a controller that is killed leaves no process and no directory"
 start_server "$work/killed.log" "$work/tiny"
 controller=$(pgrep -P "$SERVER" -x tare-controller)
