@@ -579,7 +579,10 @@ enum status config_parse(const struct config_input *input, struct config **out, 
             status = parse_all(config, input, words, input->argc, &asked, err);
         }
         if (status == STATUS_OK && asked.help) {
-            config_write_help(input, asked.topic, text);
+            status = config_write_help(input, asked.topic, text)
+                         ? STATUS_OK
+                         : error_set(err, STATUS_INVALID, "--help: no option or group '%.200s'",
+                                     asked.topic);
         }
         for (int i = 0; owned != NULL && i < input->argc; i++) {
             memory_free(owned[i]);

@@ -69,7 +69,8 @@ struct config {
 // INVALID, with the three nearest names as the hint.
 enum status config_unknown_name(const char *name, const char *source, enum option_program program,
                                 struct error *err);
-void config_write_help(const struct config_input *input, const char *topic, struct buf *out);
+// False when `topic` (NULL for the page) is no group and no option.
+bool config_write_help(const struct config_input *input, const char *topic, struct buf *out);
 void config_write_value(const struct config *config, enum option_id id, struct buf *out);
 void config_write_all(const struct config *config, enum option_program program, struct buf *out);
 

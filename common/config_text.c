@@ -101,9 +101,17 @@ static void write_help_row(const struct option_row *row, struct buf *out) {
     buf_append_byte(out, '\n');
 }
 
-void config_write_help(const struct config_input *input, const char *topic, struct buf *out) {
+static void write_foreign_row(const struct foreign_row *row, struct buf *out) {
+    static const char *const words[] = {"no effect", "refused", "means"};
+    buf_printf(out, "  --%-30s %s: %s%s\n", row->name, words[row->treatment],
+               row->treatment == FOREIGN_ALIAS ? "--" : "", row->text);
+}
+
+bool config_write_help(const struct config_input *input, const char *topic, struct buf *out) {
     static const char *const groups[] = {"model",  "server",  "scheduler",
                                          "memory", "general", "daemons"};
+    bool all = topic != NULL && strcmp(topic, "all") == 0;
+    bool found = topic == NULL || all;
     buf_printf(out, "usage: %s MODEL [options]\n", input->program_name);
     buf_append_str(out,
                    "  MODEL is a GGUF file or a Hugging Face directory. '_' equals '-'; --no-x "
@@ -115,28 +123,34 @@ void config_write_help(const struct config_input *input, const char *topic, stru
             const struct option_row *row = &config_option_rows[i];
             bool shown = (row->programs & input->program) != 0 &&
                          strcmp(row->group, groups[g]) == 0 &&
-                         (topic == NULL || strcmp(topic, "all") == 0 ||
-                          strcmp(topic, row->group) == 0 || strcmp(topic, row->name) == 0);
+                         (topic == NULL || all || strcmp(topic, row->group) == 0 ||
+                          strcmp(topic, row->name) == 0);
             if (shown && !titled) {
                 buf_printf(out, "\n%s\n", groups[g]);
                 titled = true;
             }
             if (shown) {
+                found = true;
                 write_help_row(row, out);
             }
         }
     }
     buf_append_str(out, "\n  --help[=TOPIC]                   this page, one group, or one option\n"
                         "  --version                        version and commit\n");
-    if (topic != NULL && strcmp(topic, "all") == 0) {
-        buf_append_str(out, "\nknown flags of other servers\n");
-        for (size_t i = 0; i < FOREIGN_COUNT; i++) {
-            static const char *const words[] = {"no effect", "refused", "means"};
-            const struct foreign_row *row = &config_foreign_rows[i];
-            buf_printf(out, "  --%-30s %s: %s%s\n", row->name, words[row->treatment],
-                       row->treatment == FOREIGN_ALIAS ? "--" : "", row->text);
+    bool titled = false;
+    for (size_t i = 0; i < FOREIGN_COUNT; i++) {
+        const struct foreign_row *row = &config_foreign_rows[i];
+        if (!all && (topic == NULL || strcmp(topic, row->name) != 0)) {
+            continue;
         }
+        if (!titled) {
+            buf_append_str(out, "\nknown flags of other servers\n");
+            titled = true;
+        }
+        found = true;
+        write_foreign_row(row, out);
     }
+    return found;
 }
 
 void config_write_value(const struct config *config, enum option_id id, struct buf *out) {

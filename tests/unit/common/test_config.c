@@ -211,6 +211,14 @@ START_TEST(help_version_and_print_config_write_text_and_no_config) {
     ck_assert(strstr(buf_cstr(&o.text), "--max-num-batched-tokens") != NULL);
     ck_assert(strstr(buf_cstr(&o.text), "--worker-id") == NULL);
     done(&o);
+    o = parse("--help=memory", NULL);
+    ck_assert(strstr(buf_cstr(&o.text), "--block-size") != NULL);
+    ck_assert(strstr(buf_cstr(&o.text), "--port") == NULL);
+    done(&o);
+    o = parse("--help=tensor-parallel-size", NULL);
+    ck_assert(strstr(buf_cstr(&o.text), "refused: one rank") != NULL);
+    done(&o);
+    refused("--help=nonsense", "no option or group 'nonsense'");
     o = parse("--version", NULL);
     ck_assert(strncmp(buf_cstr(&o.text), "tare ", 5) == 0);
     done(&o);
