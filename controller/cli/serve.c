@@ -219,7 +219,9 @@ static int watch(struct serve *serve) {
     while (status == STATUS_OK) {
         if (reap(&serve->controller, &ended)) {
             end_child(serve, &serve->worker);
-            return exit_code_of(ended);
+            // Stopped before it minded signals: it had served nobody, and that is a clean end.
+            bool unborn = stops > 0 && WIFSIGNALED(ended) && WTERMSIG(ended) == SIGTERM;
+            return unborn ? EXIT_CODE_OK : exit_code_of(ended);
         }
         if (reap(&serve->worker, &ended) && (stops > 0 || !plan_restart(serve, ended))) {
             int code = exit_code_of(ended);

@@ -111,6 +111,13 @@ same_as_plan "$demo"
 same_as_plan "$demo" --device-memory 500M --gpu-memory-utilization 0.9 --max-num-seqs 12 --max-num-batched-tokens 200
 same_as_plan "$work/tiny" --kv-cache-dtype float32 --kv-cache-memory-bytes 3M --block-size 16 --max-model-len 100
 
+part "a stop while starting is a clean end"
+log=$work/early.log
+bin/tare serve "$demo" --port 0 2>"$log" &
+SERVER=$!
+until [ -s "$log" ] || ! kill -0 "$SERVER"; do sleep 0.01; done
+stop_server
+
 part "what cannot work ends with its exit code"
 expect() { want=$1; shift; code=0; "$@" >"$work/out" 2>&1 || code=$?; [ $code = "$want" ] || { echo "$*: code $code, not $want"; cat "$work/out"; exit 1; }; }
 expect 64 bin/tare serve "$demo" --no-such-flag
