@@ -165,8 +165,9 @@ $(OUT)/tests/fuzz/%: $(OUT)/tests/fuzz/%.o $(ALL_O)
 # ---- people -------------------------------------------------------------------------------------
 SUDO := $(shell [ "$$(id -u 2>/dev/null)" = 0 ] || echo sudo)
 define install_debs
-	@missing=""; for p in $(1); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+	@missing=""; for p in $(1); do dpkg-query -W -f '$${db:Status-Status}' $$p 2>/dev/null | grep -qx installed || missing="$$missing $$p"; done; \
 	if [ -n "$$missing" ]; then echo "installing Debian packages:$$missing"; \
+	  [ -z "$(SUDO)" ] || command -v sudo >/dev/null || { echo "this needs root or sudo; as root: apt-get install$$missing" >&2; exit 1; }; \
 	  $(SUDO) apt-get update -q && $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $$missing; fi
 endef
 deps:    ## install what building and serving need
