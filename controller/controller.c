@@ -8,6 +8,7 @@
 #include "common/memory.h"
 #include "common/version.h"
 #include "controller/core/core.h"
+#include "controller/http/admin.h"
 #include "controller/http/api.h"
 #include "controller/http/http_server.h"
 #include "controller/keys.h"
@@ -15,6 +16,7 @@
 #include "controller/net/worker_link.h"
 #include "controller/startup_text.h"
 #include "controller/stats.h"
+#include "controller/status_json.h"
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -28,6 +30,7 @@ enum {
     // before the next tick.
     SUBMITS_MAX = 4096,
     CLOSE_GRACE_US = 2 * 1000 * 1000,
+    ADMIN_CONNECTIONS_MAX = 16,
     HOST_BYTES = 256,
     PATH_BYTES = 4096,
 };
@@ -45,6 +48,8 @@ struct controller {
     struct core *core;
     struct api *api;
     struct http_server *server;
+    struct http_server *admin_server;
+    struct admin *admin;
     struct worker_link *link;
     struct stats *stats;
     struct model_text *text;
@@ -191,27 +196,71 @@ static void on_stop(void *ctx, struct request_id id) {
     enqueue_id(ctx, CORE_INPUT_STOP, id);
 }
 
-static void on_metrics(void *ctx, enum metric_format format, struct buf *out) {
-    struct controller *c = ctx;
-    uint64_t now_us = clock_monotonic_us();
+// What scrapes and operators see of the core and the link, at one moment.
+struct snapshot {
     struct core_gauges gauges;
-    core_gauges(c->core, now_us, &gauges);
+    struct message_heartbeat heartbeat;
+    struct stats_view view;    // points into this struct
+};
+
+static void take_snapshot(struct controller *c, struct snapshot *out) {
+    uint64_t now_us = clock_monotonic_us();
+    core_gauges(c->core, now_us, &out->gauges);
     struct worker_link_counters link;
     worker_link_count(c->link, now_us, &link);
-    struct message_heartbeat heartbeat = {
+    out->heartbeat = (struct message_heartbeat){
         .resident_bytes = link.resident_bytes,
         .allocations_after_seal = link.allocations_after_seal,
     };
-    struct stats_view view = {
+    out->view = (struct stats_view){
         .counters = core_counters(c->core),
-        .gauges = &gauges,
+        .gauges = &out->gauges,
         .capacity = core_capacity(c->core),
-        .heartbeat = &heartbeat,
+        .heartbeat = &out->heartbeat,
         .heartbeat_age_us = link.heard_age_us,
         .epoch = link.epoch,
         .connections = http_server_counters(c->server)->open,
     };
-    stats_print(c->stats, &view, format, out);
+}
+
+static void on_metrics(void *ctx, enum metric_format format, struct buf *out) {
+    struct controller *c = ctx;
+    struct snapshot snapshot;
+    take_snapshot(c, &snapshot);
+    stats_print(c->stats, &snapshot.view, format, out);
+}
+
+static const char *state_name(const struct controller *c, const struct core_gauges *gauges) {
+    if (gauges->draining) {
+        return "draining";
+    }
+    if (gauges->ready) {
+        return "ready";
+    }
+    return c->announced ? "recovering" : "loading";
+}
+
+static void on_status(void *ctx, struct buf *out) {
+    struct controller *c = ctx;
+    struct snapshot snapshot;
+    take_snapshot(c, &snapshot);
+    char address[PATH_BYTES + 32];
+    const char *uds = config_string(c->config, OPTION_UDS);
+    if (uds != NULL) {
+        snprintf(address, sizeof address, "unix:%s", uds);
+    } else {
+        snprintf(address, sizeof address, "http://%.1000s:%u",
+                 config_string(c->config, OPTION_HOST), http_server_port(c->server));
+    }
+    struct status_view view = {
+        .model = c->names[0],
+        .address = address,
+        .state = state_name(c, &snapshot.gauges),
+        .uptime_us = clock_monotonic_us() - c->start_us,
+        .now_unix_ms = clock_unix_ms(),
+        .stats = &snapshot.view,
+    };
+    status_json(&view, out);
 }
 
 static void on_access(void *ctx, const struct api_access *access) {
@@ -481,6 +530,20 @@ static enum status open_links(struct controller *c, struct error *err) {
     return worker_link_open(&options, &c->link, err);
 }
 
+// Operators reach us through the run directory, which only we may enter.
+static enum status open_admin(struct controller *c, struct uv_loop_s *loop, struct error *err) {
+    struct admin_config admin = {c, on_status};
+    TRY(admin_create(&admin, &c->admin, err));
+    struct http_server_config config;
+    http_server_defaults(&config);
+    config.handler = admin_handler(c->admin);
+    config.connections_max = ADMIN_CONNECTIONS_MAX;
+    TRY(http_server_create(loop, &config, &c->admin_server, err));
+    char path[PATH_BYTES + 32];
+    snprintf(path, sizeof path, "%s/admin.sock", c->run_dir);
+    return http_server_listen_unix(c->admin_server, path, err);
+}
+
 enum status controller_create(const struct config *config, struct uv_loop_s *loop,
                               struct controller **out, struct error *err) {
     struct controller *c = memory_zalloc(sizeof *c);
@@ -504,6 +567,9 @@ enum status controller_create(const struct config *config, struct uv_loop_s *loo
     if (status == STATUS_OK) {
         status = open_links(c, err);
     }
+    if (status == STATUS_OK) {
+        status = open_admin(c, loop, err);
+    }
     if (status != STATUS_OK) {
         c->closed = true;
         controller_destroy(c);
@@ -519,12 +585,16 @@ void controller_destroy(struct controller *c) {
     }
     // The server first: whoever still waits is told, and that may reach the core and the link.
     http_server_destroy(c->server);
+    http_server_destroy(c->admin_server);
+    admin_destroy(c->admin);
     worker_link_close(c->link);
     if (c->run_dir[0] != '\0') {
         char path[PATH_BYTES + 32];
         snprintf(path, sizeof path, "%s/plan.sock", c->run_dir);
         unlink(path);
         snprintf(path, sizeof path, "%s/control.sock", c->run_dir);
+        unlink(path);
+        snprintf(path, sizeof path, "%s/admin.sock", c->run_dir);
         unlink(path);
     }
     api_destroy(c->api);

@@ -4,6 +4,7 @@
 #include "common/version.h"
 #include "controller/cli/plan.h"
 #include "controller/cli/serve.h"
+#include "controller/cli/status.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -14,6 +15,8 @@ static int print_help(FILE *out) {
           "  plan MODEL [--json] [options]\n"
           "                          what serve with these options would weigh: memory ledger,\n"
           "                          envelope, KV tokens, what binds, what each change would give\n"
+          "  status [--run-dir DIR] [--json]\n"
+          "                          what a running server does: requests, KV, worker, memory\n"
           "  version                 version and commit\n"
           "  help                    this page; `tare serve --help` lists the options\n",
           out);
@@ -27,6 +30,9 @@ int main(int argc, char **argv) {
     }
     if (strcmp(verb, "plan") == 0) {
         return plan_run(argc - 1, argv + 1);
+    }
+    if (strcmp(verb, "status") == 0) {
+        return status_run(argc - 1, argv + 1);
     }
     if (strcmp(verb, "version") == 0 || strcmp(verb, "--version") == 0) {
         printf("tare %s (%s)\n", VERSION_NUMBER, VERSION_COMMIT);

@@ -18,6 +18,18 @@ start_server "$work/demo.log" "$demo"
 try=$(sed -n 's/^try *//p' "$work/demo.log")
 sh -c "$try" 2>/dev/null | grep -q 'answer is 4' || { echo "no 4 in the answer to: $try"; exit 1; }
 
+part "the operator's view"
+bin/tare status --json >"$work/status.json"
+"$python" - "$work/status.json" <<'CLAIMS'
+import json
+import sys
+
+status = json.load(open(sys.argv[1]))
+assert status["state"] == "ready" and status["kv"]["blocks"] == status["kv"]["blocks_free"] > 0, status
+assert status["worker"]["allocations_after_seal"] == 0 and len(status["worker"]["ledger"]) > 3, status
+CLAIMS
+bin/tare status | grep -q '^state  *ready' || { bin/tare status; exit 1; }
+[ "$(curl -s -o /dev/null -w '%{http_code}' "$URL/admin/v1/status")" = 404 ]
 part "openai-python"
 "$python" tests/e2e/clients/openai_client.py "$URL"
 part "every line of every stream"

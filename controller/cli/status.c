@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "controller/cli/status.h"
+
+#include "common/buf.h"
+#include "common/json.h"
+#include <curl/curl.h>
+#include <glob.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PATH_BYTES = 4096, ANSWER_BYTES_MAX = 4 * 1024 * 1024, TIMEOUT_MS = 5000 };
+// serving.md's codes of the operator's command: these are not the daemons' codes.
+enum {
+    EXIT_DONE = 0,
+    EXIT_FAILED = 1,
+    EXIT_USAGE = 2,
+    EXIT_NOT_FOUND = 3,
+    EXIT_UNREACHABLE = 6,
+};
+
+struct options {
+    const char *run_dir;
+    bool json;
+    bool help;
+};
+
+static const double MIB = 1024.0 * 1024.0;
+
+// ---- which controller --------------------------------------------------------------------------
+
+static bool is_ours(const char *path) {
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISSOCK(info.st_mode) && info.st_uid == geteuid();
+}
+
+// The socket of the run directory that was named, else of the only server that `tare serve` started
+// for this user.
+static int find_socket(const struct options *options, char *out) {
+    if (options->run_dir != NULL) {
+        snprintf(out, PATH_BYTES, "%.4000s/admin.sock", options->run_dir);
+        if (!is_ours(out)) {
+            fprintf(stderr, "tare status: no controller has the run directory '%s'\n",
+                    options->run_dir);
+            return EXIT_NOT_FOUND;
+        }
+        return EXIT_DONE;
+    }
+    glob_t found;
+    if (glob("/tmp/tare-*/admin.sock", 0, NULL, &found) != 0) {
+        fputs("tare status: no server of yours runs on this host; --run-dir DIR names one that was "
+              "started with its own run directory\n",
+              stderr);
+        return EXIT_NOT_FOUND;
+    }
+    int count = 0;
+    for (size_t i = 0; i < found.gl_pathc; i++) {
+        if (is_ours(found.gl_pathv[i])) {
+            count++;
+            snprintf(out, PATH_BYTES, "%.4000s", found.gl_pathv[i]);
+        }
+    }
+    if (count > 1) {
+        fputs("tare status: several servers run here; name one with --run-dir:\n", stderr);
+        for (size_t i = 0; i < found.gl_pathc; i++) {
+            fprintf(stderr, "  %.*s\n", (int)(strlen(found.gl_pathv[i]) - strlen("/admin.sock")),
+                    found.gl_pathv[i]);
+        }
+    } else if (count == 0) {
+        fputs("tare status: no server of yours runs on this host\n", stderr);
+    }
+    globfree(&found);
+    return count == 1 ? EXIT_DONE : EXIT_NOT_FOUND;
+}
+
+// ---- asking ------------------------------------------------------------------------------------
+
+static size_t on_bytes(char *bytes, size_t size, size_t count, void *ctx) {
+    struct buf *answer = ctx;
+    buf_append(answer, bytes, size * count);
+    return buf_status(answer) == STATUS_OK ? size * count : 0;
+}
+
+static int ask(const char *socket_path, struct buf *answer) {
+    CURL *curl = curl_easy_init();
+    if (curl == NULL) {
+        fputs("tare status: no memory for a request\n", stderr);
+        return EXIT_FAILED;
+    }
+    curl_easy_setopt(curl, CURLOPT_UNIX_SOCKET_PATH, socket_path);
+    curl_easy_setopt(curl, CURLOPT_URL, "http://localhost/admin/v1/status");
+    curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, (long)TIMEOUT_MS);
+    curl_easy_setopt(curl, CURLOPT_NOPROXY, "*");
+    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, on_bytes);
+    curl_easy_setopt(curl, CURLOPT_WRITEDATA, answer);
+    CURLcode code = curl_easy_perform(curl);
+    long status = 0;
+    curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &status);
+    curl_easy_cleanup(curl);
+    if (code != CURLE_OK) {
+        fprintf(stderr, "tare status: the controller at '%s' does not answer: %s\n", socket_path,
+                curl_easy_strerror(code));
+        return EXIT_UNREACHABLE;
+    }
+    if (status != 200) {
+        fprintf(stderr, "tare status: the controller answers %ld: %.500s\n", status,
+                buf_cstr(answer));
+        return EXIT_FAILED;
+    }
+    return EXIT_DONE;
+}
+
+// ---- showing -----------------------------------------------------------------------------------
+
+static const char *text_of(const struct json *object, const char *key) {
+    const char *text = json_text(json_get(object, key), NULL);
+    return text == NULL ? "-" : text;
+}
+
+static long long count_of(const struct json *object, const char *key) {
+    return (long long)json_int(json_get(object, key));
+}
+
+static void show_worker(const struct json *worker) {
+    const struct json *envelope = json_get(worker, "envelope");
+    const struct json *ledger = json_get(worker, "ledger");
+    printf("worker    epoch %lld, %lld threads, heartbeat %.1f s ago, resident %.1f MiB, "
+           "%lld allocations after the seal\n",
+           count_of(worker, "epoch"), count_of(worker, "threads"),
+           json_number(json_get(worker, "heartbeat_age_seconds")),
+           (double)count_of(worker, "resident_bytes") / MIB,
+           count_of(worker, "allocations_after_seal"));
+    printf("envelope  %lld tokens a step, %lld sequences of up to %lld tokens\n",
+           count_of(envelope, "tokens"), count_of(envelope, "sequences"),
+           count_of(envelope, "sequence_tokens"));
+    printf("memory                       MiB\n");
+    for (size_t i = 0; i < json_count(ledger); i++) {
+        const struct json *line = json_at(ledger, i);
+        if (count_of(line, "bytes") > 0) {
+            printf("  %-18s %10.2f  %s\n", text_of(line, "line"),
+                   (double)count_of(line, "bytes") / MIB, text_of(line, "kind"));
+        }
+    }
+}
+
+static void show(const struct json *status) {
+    const struct json *requests = json_get(status, "requests");
+    const struct json *kv = json_get(status, "kv");
+    printf("model     %s\n", text_of(status, "model"));
+    printf("address   %s\n", text_of(status, "address"));
+    printf("state     %s for %.0f s, version %s\n", text_of(status, "state"),
+           json_number(json_get(status, "uptime_seconds")), text_of(status, "version"));
+    printf("requests  %lld decoding, %lld prefilling, %lld queued (oldest %.1f s), %lld "
+           "connections\n",
+           count_of(requests, "decoding"), count_of(requests, "prefilling"),
+           count_of(requests, "queued"), json_number(json_get(requests, "queue_oldest_seconds")),
+           count_of(status, "connections"));
+    printf("kv        %lld of %lld blocks free, %lld tokens in all\n", count_of(kv, "blocks_free"),
+           count_of(kv, "blocks"), count_of(kv, "capacity_tokens"));
+    if (!json_absent(json_get(status, "worker"))) {
+        show_worker(json_get(status, "worker"));
+    }
+}
+
+static int print(const struct options *options, struct buf *answer) {
+    if (options->json) {
+        fputs(buf_cstr(answer), stdout);
+        return EXIT_DONE;
+    }
+    struct json_doc *doc = NULL;
+    struct error err = {0};
+    if (json_parse((const char *)answer->data, answer->bytes_used, &doc, &err) != STATUS_OK) {
+        fprintf(stderr, "tare status: the answer cannot be read: %s\n", err.message);
+        return EXIT_FAILED;
+    }
+    show(json_root(doc));
+    json_destroy(doc);
+    return EXIT_DONE;
+}
+
+// ---- the command -------------------------------------------------------------------------------
+
+static const char USAGE[] =
+    "usage: tare status [--run-dir DIR] [--json]\n"
+    "  --run-dir DIR   of the controller (default: the only server of yours "
+    "on this host)\n"
+    "  --json, -o json one JSON object in place of the table\n";
+
+static bool parse(int argc, char **argv, struct options *out) {
+    for (int i = 1; i < argc; i++) {
+        const char *word = argv[i];
+        const char *next = i + 1 < argc ? argv[i + 1] : NULL;
+        if (strcmp(word, "--json") == 0 || strcmp(word, "-ojson") == 0) {
+            out->json = true;
+        } else if (strcmp(word, "-o") == 0 && next != NULL && strcmp(next, "json") == 0) {
+            out->json = true;
+            i++;
+        } else if (strncmp(word, "--run-dir=", 10) == 0) {
+            out->run_dir = word + 10;
+        } else if (strcmp(word, "--run-dir") == 0 && next != NULL) {
+            out->run_dir = next;
+            i++;
+        } else if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
+            out->help = true;
+        } else {
+            fprintf(stderr, "tare status: '%s' is not known here\n%s", word, USAGE);
+            return false;
+        }
+    }
+    return true;
+}
+
+int status_run(int argc, char **argv) {
+    struct options options = {0};
+    if (!parse(argc, argv, &options)) {
+        return EXIT_USAGE;
+    }
+    if (options.help) {
+        fputs(USAGE, stdout);
+        return EXIT_DONE;
+    }
+    char path[PATH_BYTES];
+    int code = find_socket(&options, path);
+    if (code != EXIT_DONE) {
+        return code;
+    }
+    struct buf answer;
+    buf_init(&answer, ANSWER_BYTES_MAX);
+    code = ask(path, &answer);
+    if (code == EXIT_DONE) {
+        code = print(&options, &answer);
+    }
+    buf_deinit(&answer);
+    return code;
+}
