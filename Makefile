@@ -28,10 +28,12 @@ DEB_BUILD := gcc libc6-dev pkg-config git libuv1-dev libzmq3-dev libprotobuf-c-d
 DEB_MODEL := python3 python3-pip ca-certificates curl
 DEB_TEST := check clang clang-format clang-tidy libclang-rt-dev procps python3-venv python3-jinja2
 # promtool alone: the package prometheus would also start a server and enable it at boot.
-PROMTOOL := build/promtool/usr/bin/promtool
-export PATH := $(PATH):$(CURDIR)/$(dir $(PROMTOOL))
+export PATH := $(PATH):$(CURDIR)/build/promtool/usr/bin
 PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS) 2>/dev/null | sed 's/-I/-isystem /g')
 PKG_LIBS := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
+ifeq ($(PKG_LIBS)$(filter deps deps-test serve model test check format info help clean,$(MAKECMDGOALS)),)
+$(error missing: $(shell for p in $(PKGS); do pkg-config --exists $$p 2>/dev/null || echo $$p; done); run make deps)
+endif
 CHECK_CFLAGS := $(shell pkg-config --cflags check 2>/dev/null | sed 's/-I/-isystem /g')
 CHECK_LIBS := $(shell pkg-config --libs check 2>/dev/null)
 
