@@ -181,7 +181,7 @@ deps-test: deps    ## install what the tests need
 	  dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb; }
 
 serve: deps    ## install what is missing, fetch the demo model, build, serve it (MODEL=, SERVE_FLAGS=)
-	@$(MAKE) --no-print-directory model
+	@$(if $(filter file,$(origin MODEL)),$(MAKE) --no-print-directory model)
 	@$(MAKE) --no-print-directory -j$(JOBS) all
 	@exec bin/tare serve $(MODEL) $(SERVE_FLAGS)
 
