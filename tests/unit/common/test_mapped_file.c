@@ -101,10 +101,10 @@ END_TEST
 START_TEST(what_is_no_regular_file_is_named_and_not_waited_for) {
     refused(STATUS_NOT_FOUND, "No such file");
     ck_assert_int_eq(mkdir(path, 0700), 0);
-    refused(STATUS_INVALID, "not a regular file");
+    refused(STATUS_CORRUPT, "not a regular file");
     ck_assert_int_eq(rmdir(path), 0);
     ck_assert_int_eq(mkfifo(path, 0600), 0);
-    refused(STATUS_INVALID, "not a regular file");
+    refused(STATUS_CORRUPT, "not a regular file");
     unlink(path);
     ck_assert_int_eq(symlink(path, path), 0);
     refused(STATUS_IO, "symbolic links");
