@@ -19,8 +19,9 @@
 
 enum {
     PATH_BYTES = 4096,
-    LEAVE_US = 5 * 1000 * 1000,    // patience with a worker after the controller has ended
-    RESTARTS_MAX = 5,              // of the worker, within RESTART_WINDOW_US
+    LEAVE_US = 5 * 1000 * 1000,        // patience with a child after the other one has ended
+    ASK_AGAIN_US = 1 * 1000 * 1000,    // of that, until the second request
+    RESTARTS_MAX = 5,                  // of the worker, within RESTART_WINDOW_US
     RESTART_WINDOW_US = 60 * 1000 * 1000,
     RESTART_DELAY_US = 500 * 1000,    // a controller that drained on its own ends meanwhile
 };
@@ -153,14 +154,19 @@ static void signal_child(const struct child *child, int signal) {
     }
 }
 
-// Ends a child: asks, waits, insists.
+// Ends a child: asks, waits, asks again (a controller then ends its streams with an error event
+// instead of draining), insists.
 static void end_child(struct serve *serve, struct child *child) {
     signal_child(child, SIGTERM);
+    uint64_t again_us = clock_monotonic_us() + ASK_AGAIN_US;
     uint64_t deadline_us = clock_monotonic_us() + LEAVE_US;
     int status = 0;
     while (child->pid != 0 && !reap(child, &status)) {
         if (clock_monotonic_us() > deadline_us) {
             signal_child(child, SIGKILL);
+        } else if (clock_monotonic_us() > again_us) {
+            signal_child(child, SIGTERM);
+            again_us = deadline_us;
         }
         struct timespec slice = {.tv_nsec = 50 * 1000 * 1000};
         sigtimedwait(&serve->watched, NULL, &slice);
