@@ -60,6 +60,7 @@ CFLAGS += -O1 -DTARE_SLOW_CHECKS -fsanitize=address,undefined -fno-sanitize-reco
 LDFLAGS += -fsanitize=address,undefined
 else ifeq ($(BUILD),tsan)
 CFLAGS += -O1 -DTARE_SLOW_CHECKS -fsanitize=thread
+export TSAN_OPTIONS := suppressions=$(CURDIR)/tests/tsan.supp
 LDFLAGS += -fsanitize=thread
 else ifeq ($(BUILD),fuzz)
 CFLAGS += -O1 -DTARE_SLOW_CHECKS -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static volatile int stop_requested;    // the stop flag set by a signal
+static _Atomic int stop_requested;    // the stop flag set by a signal
 
 static void on_stop(int signal) {
     (void)signal;

@@ -23,7 +23,7 @@ struct worker_options {
     const char *controller;    // ipc:///dir with plan.sock and control.sock
     const char *worker_id;
     const char *model_name;
-    const volatile int *stop;    // set by a signal
+    const _Atomic int *stop;    // set by a signal
 };
 
 // Returns the exit code.

@@ -43,7 +43,7 @@ struct controller_link_options {
     struct frame_queue *to_step;
     struct frame_queue *from_step;
     struct link_progress *progress;
-    const volatile int *stop;
+    const _Atomic int *stop;
     uint64_t silence_us;    // without a word for so long the controller counts as silent; 0: 10 s
 };
 

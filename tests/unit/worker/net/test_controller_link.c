@@ -23,7 +23,7 @@ enum { FRAME_BYTES = 64 * 1024, FLOOD = 1000, TURNS_MAX = 2000, TURN_MS = 5 };
 struct fixture {
     char run_dir[64];
     char address[80];
-    volatile int stop;
+    _Atomic int stop;
     struct link_progress progress;
     struct frame_queue *to_step, *from_step;
     struct controller_link_options options;
