@@ -28,6 +28,9 @@ struct holder_fds {
 // True when argv[1] names inherited descriptors: this process is the child. The word is removed.
 bool holder_is_child(int *argc, char **argv, struct holder_fds *fds);
 
+// In the child, once its signal handlers stand: the parent blocks the signals that it waits for.
+void holder_unblock_signals(void);
+
 // Runs the parent; returns the exit code. SIGTERM and SIGINT are passed on to the child.
 int holder_run(char **argv);
 

@@ -23,7 +23,6 @@ static void install_signals(void) {
     struct sigaction action = {.sa_handler = on_stop};
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
-    signal(SIGPIPE, SIG_IGN);
 }
 
 static enum dtype kv_dtype(const struct config *config) {
@@ -153,8 +152,14 @@ int main(int argc, char **argv) {
         config_destroy(config);
         return code;
     }
-    install_signals();
-    code = child ? run_child(config, &fds) : holder_run(argv);
+    signal(SIGPIPE, SIG_IGN);
+    if (child) {
+        install_signals();
+        holder_unblock_signals();
+        code = run_child(config, &fds);
+    } else {
+        code = holder_run(argv);    // without handlers: a signal before it waits for one ends it
+    }
     config_destroy(config);
     return code;
 }
