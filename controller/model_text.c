@@ -512,7 +512,8 @@ enum status model_text_open(const char *path, const char *chat_template, struct 
     }
     if (status != STATUS_OK) {
         model_text_close(text);
-        return status;
+        // What the model's files say is their fault; a template may also come from a flag.
+        return status == STATUS_INVALID && chat_template == NULL ? STATUS_CORRUPT : status;
     }
     *out = text;
     return STATUS_OK;

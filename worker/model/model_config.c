@@ -292,12 +292,12 @@ static enum status read_hf(const struct weights *weights, struct model_config *c
 enum status model_config_read(const struct weights *weights, struct model_config *out,
                               struct error *err) {
     set_defaults(out);
-    if (weights_container(weights) == WEIGHTS_CONTAINER_GGUF) {
-        TRY(read_gguf(weights, out, err));
-    } else {
-        TRY(read_hf(weights, out, err));
+    bool gguf = weights_container(weights) == WEIGHTS_CONTAINER_GGUF;
+    enum status status = gguf ? read_gguf(weights, out, err) : read_hf(weights, out, err);
+    if (status == STATUS_OK) {
+        status = check_config(out, err);
     }
-    return check_config(out, err);
+    return status == STATUS_INVALID ? STATUS_CORRUPT : status;    // the file's fault
 }
 
 // ---- rotary frequencies ------------------------------------------------------------------------

@@ -40,7 +40,7 @@ static enum status read_json(const char *path, struct json_doc **out, struct err
         error_context(err, "'%s'", path);
     }
     mapped_file_close(&file);
-    return status;
+    return status == STATUS_INVALID ? STATUS_CORRUPT : status;    // the file's fault
 }
 
 static void close_file(struct weights_file *file) {

@@ -172,29 +172,29 @@ START_TEST(what_is_wrong_is_named_with_its_file) {
         const char *sentence;
         const char *hint;
     } rows[] = {
-        {"tokenizer.json", "{", STATUS_INVALID, "/tokenizer.json: not valid JSON", "fetch it"},
+        {"tokenizer.json", "{", STATUS_CORRUPT, "/tokenizer.json: not valid JSON", "fetch it"},
         {"tokenizer.json", "[]", STATUS_CORRUPT, "no JSON object", "fetch it"},
-        {"tokenizer.json", "", STATUS_INVALID, "/tokenizer.json", "fetch it"},
+        {"tokenizer.json", "", STATUS_CORRUPT, "/tokenizer.json", "fetch it"},
         {"tokenizer.json", "{\"model\":{\"type\":\"Unigram\"}}", STATUS_UNSUPPORTED, "'Unigram'",
          ""},
         {"tokenizer.json", tokenizer_json, STATUS_OK, "", ""},
-        {"config.json", "{\"max_position_embeddings\":0,\"eos_token_id\":4}", STATUS_INVALID,
+        {"config.json", "{\"max_position_embeddings\":0,\"eos_token_id\":4}", STATUS_CORRUPT,
          "/config.json: field 'max_position_embeddings'", ""},
         {"config.json", "{\"max_position_embeddings\":8,\"eos_token_id\":\"x\"}", STATUS_CORRUPT,
          "eos_token_id", ""},
-        {"config.json", "{\"max_position_embeddings\":8,\"eos_token_id\":77}", STATUS_INVALID, "77",
+        {"config.json", "{\"max_position_embeddings\":8,\"eos_token_id\":77}", STATUS_CORRUPT, "77",
          ""},
         {"config.json", "{\"max_position_embeddings\":8,\"eos_token_id\":4,\"vocab_size\":3}",
          STATUS_CORRUPT, "3 rows", ""},
         {"config.json", "{\"max_position_embeddings\":8,\"eos_token_id\":4}", STATUS_OK, "", ""},
-        {"generation_config.json", "{\"temperature\":-1}", STATUS_INVALID,
+        {"generation_config.json", "{\"temperature\":-1}", STATUS_CORRUPT,
          "/generation_config.json: field 'temperature'", ""},
-        {"generation_config.json", "{\"top_p\":1.5}", STATUS_INVALID, "'top_p'", ""},
-        {"generation_config.json", "{\"top_k\":\"x\"}", STATUS_INVALID, "'top_k'", ""},
+        {"generation_config.json", "{\"top_p\":1.5}", STATUS_CORRUPT, "'top_p'", ""},
+        {"generation_config.json", "{\"top_k\":\"x\"}", STATUS_CORRUPT, "'top_k'", ""},
         {"generation_config.json", "{}", STATUS_OK, "", ""},
-        {"tokenizer_config.json", "{\"chat_template\":\"{{ 1 +\"}", STATUS_INVALID,
+        {"tokenizer_config.json", "{\"chat_template\":\"{{ 1 +\"}", STATUS_CORRUPT,
          "chat template, line 1", "--chat-template"},
-        {"chat_template.jinja", "\n{% if %}", STATUS_INVALID,
+        {"chat_template.jinja", "\n{% if %}", STATUS_CORRUPT,
          "chat_template.jinja: chat template, line 2", "--chat-template"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -294,7 +294,7 @@ START_TEST(a_gguf_file_gives_the_same_things) {
     ck_assert(model_text_sampling(text).top_p == 0.5f);
     model_text_close(text);
     put_gguf("{{ 1 +", 0x3F000000);
-    refuse(path, STATUS_INVALID, "model.gguf: chat template, line 1", "--chat-template");
+    refuse(path, STATUS_CORRUPT, "model.gguf: chat template, line 1", "--chat-template");
     put_gguf("x", 0x40000000);    // 2.0
     refuse(path, STATUS_CORRUPT, "general.sampling.top_p", "");
     put("model.gguf", "GGUF\3");
