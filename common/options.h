@@ -83,7 +83,7 @@
       "instruction set of the cpu kernels; auto takes the best this machine has")                  \
     X(CONFIG, "config", STRING, NULL, OPTION_ALL_, "general", 0, 0, NULL,                          \
       "YAML file of long option names")                                                            \
-    X(CHECK, "check", BOOL, "false", OPTION_SW_, "general", 0, 0, NULL,                            \
+    X(CHECK, "check", BOOL, "false", OPTION_ALL_, "general", 0, 0, NULL,                           \
       "validate flags and files, then exit")                                                       \
     X(PLAN, "plan", CHOICE, "off", OPTION_PROGRAM_WORKER, "general", 0, 0, "off text json",        \
       "print what a start would weigh, then exit; `tare plan` is this")                            \

@@ -655,6 +655,21 @@ bool controller_timer(struct controller *c, uint64_t late_us) {
     return gauges.queued + gauges.prefilling + gauges.decoding > 0;
 }
 
+enum status controller_check(const struct config *config, struct error *err) {
+    struct controller *c = memory_zalloc(sizeof *c);
+    if (c == NULL) {
+        return error_set(err, STATUS_EXHAUSTED, "no memory for a controller");
+    }
+    c->config = config;
+    enum status status = keys_load(config, &c->keys[0], err);
+    if (status == STATUS_OK) {
+        status = load_text(c, err);
+    }
+    model_text_close(c->text);
+    memory_free(c);
+    return status;
+}
+
 void controller_reload(struct controller *c) {
     struct error err = {0};
     uint32_t other = 1 - c->keys_used;

@@ -27,6 +27,8 @@ struct uv_loop_s;
 // Keeps `config` and `loop`.
 enum status controller_create(const struct config *config, struct uv_loop_s *loop,
                               struct controller **out, struct error *err) MUST_USE;
+// What can be wrong with keys, tokenizer and template, without serving (--check).
+enum status controller_check(const struct config *config, struct error *err) MUST_USE;
 void controller_destroy(struct controller *controller);    // accepts NULL
 
 enum { CONTROLLER_FDS = 2 };

@@ -108,18 +108,26 @@ static int libuv_failed(int code) {
     return EXIT_CODE_OS;
 }
 
+static int report(enum status status, const struct error *err) {
+    fprintf(stderr, "tare-controller: %s%s%s\n", err->message, err->hint[0] == '\0' ? "" : "; ",
+            err->hint);
+    return (int)exit_code_for(status);
+}
+
 static int run(const struct config *config) {
     struct app app = {0};
     struct error err = {0};
+    if (config_bool(config, OPTION_CHECK)) {
+        enum status checked = controller_check(config, &err);
+        return checked == STATUS_OK ? EXIT_CODE_OK : report(checked, &err);
+    }
     int failed = uv_loop_init(&app.loop);
     if (failed != 0) {
         return libuv_failed(failed);
     }
     enum status status = controller_create(config, &app.loop, &app.controller, &err);
     if (status != STATUS_OK) {
-        fprintf(stderr, "tare-controller: %s%s%s\n", err.message, err.hint[0] == '\0' ? "" : "; ",
-                err.hint);
-        int code = (int)exit_code_for(status);
+        int code = report(status, &err);
         // A port that is taken is a resource that does not fit.
         return code == EXIT_CODE_OS ? EXIT_CODE_UNAVAILABLE : code;
     }

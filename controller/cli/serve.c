@@ -275,16 +275,24 @@ static void print_notes(const struct config *config) {
     }
 }
 
+// The controller checks keys, tokenizer and template, the worker the weights and their memory.
 static int run_check(struct serve *serve) {
     struct error err = {0};
-    if (start_child(serve, &serve->worker, OPTION_PROGRAM_WORKER, "--check", "--worker-id=check",
-                    &err) != STATUS_OK) {
-        fprintf(stderr, "tare: %s\n", err.message);
-        return EXIT_CODE_OS;
+    struct child *const children[] = {&serve->controller, &serve->worker};
+    int code = EXIT_CODE_OK;
+    for (size_t i = 0; i < 2 && code == EXIT_CODE_OK; i++) {
+        bool first = i == 0;
+        if (start_child(serve, children[i],
+                        first ? OPTION_PROGRAM_CONTROLLER : OPTION_PROGRAM_WORKER, "--check",
+                        first ? "--banner" : "--worker-id=check", &err) != STATUS_OK) {
+            fprintf(stderr, "tare: %s\n", err.message);
+            return EXIT_CODE_OS;
+        }
+        int status = 0;
+        waitpid(children[i]->pid, &status, 0);
+        code = exit_code_of(status);
     }
-    int status = 0;
-    waitpid(serve->worker.pid, &status, 0);
-    return exit_code_of(status);
+    return code;
 }
 
 static int run(struct serve *serve) {

@@ -141,6 +141,8 @@ head -c 1000000 "$demo" >"$work/cut.gguf"
 expect 65 bin/tare serve "$work/cut.gguf"
 expect 69 bin/tare serve "$demo" --device-memory 100M
 expect 0 bin/tare serve "$demo" --check
+expect 66 bin/tare serve "$demo" --check --api-key-file /no/such/keys
+expect 66 bin/tare serve "$demo" --check --chat-template /no/such/template
 expect 0 bin/tare plan "$demo"
 expect 64 bin/tare plan
 expect 65 bin/tare plan "$work/cut.gguf"
