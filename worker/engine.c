@@ -8,6 +8,7 @@
 #include "common/version.h"
 #include "worker/device/device.h"
 #include "worker/device/memory_ledger.h"
+#include "worker/step/rehearsal.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -15,6 +16,10 @@ enum {
     DEFAULT_KV_BYTES = 512 * 1024 * 1024,
     LOGIT_TILE = 64,    // rows of logits that exist at once
     WEIGHTS_HEAD_BYTES = 4096,
+};
+
+struct line_bytes {
+    uint64_t weights, workspace, step, history;
 };
 
 // First page of the weights' memory file: whose weights these are, and whether all are there.
@@ -25,9 +30,16 @@ struct weights_head {
     char ops[32];
     uint64_t bytes;
     uint64_t complete;
+    // Of the last start that was rehearsed: a start with the same sizes need not be.
+    struct line_bytes sealed;
+    uint64_t sealed_kv_bytes;
 };
 static const char WEIGHTS_MAGIC[16] = "tare weights 1";
 _Static_assert(sizeof(struct weights_head) <= WEIGHTS_HEAD_BYTES, "the head fits its page");
+
+struct memories {
+    void *workspace, *step, *history, *kv;
+};
 
 struct engine {
     struct engine_options options;
@@ -44,6 +56,8 @@ struct engine {
     struct ledger_line lines[LEDGER_COUNT];
     char digest[32];
     bool attached;
+    struct memories memories;
+    struct weights_head *head;
     uint64_t load_start_us;
 };
 
@@ -67,10 +81,6 @@ static void set_limits(struct engine *engine, uint32_t seq_tokens, uint32_t kv_b
         .vocabulary = model_config(engine->model)->vocabulary,
     };
 }
-
-struct line_bytes {
-    uint64_t weights, workspace, step, history;
-};
 
 static void plan_lines(struct engine *engine, const struct line_bytes *lines) {
     memory_ledger_plan(&engine->ledger, LEDGER_WEIGHTS, lines->weights);
@@ -218,6 +228,7 @@ static enum status load_weights(struct engine *engine, uint64_t bytes, struct er
     snprintf(want.digest, sizeof want.digest, "%s", engine->digest);
     snprintf(want.ops, sizeof want.ops, "%s", engine->table->ops(engine->device)->name);
     model_bind(engine->model, (uint8_t *)memory + WEIGHTS_HEAD_BYTES);
+    engine->head = head;
     engine->attached = head_matches(head, &want);
     if (engine->attached) {
         return STATUS_OK;
@@ -233,13 +244,14 @@ static enum status load_weights(struct engine *engine, uint64_t bytes, struct er
 static enum status map_rest(struct engine *engine, const struct line_bytes *lines,
                             struct error *err) {
     const struct device_table *table = engine->table;
-    void *workspace = NULL, *step = NULL, *history = NULL, *kv = NULL;
-    TRY(table->map(engine->device, LEDGER_WORKSPACE, lines->workspace, -1, &workspace, err));
-    TRY(table->map(engine->device, LEDGER_STEP, lines->step, -1, &step, err));
-    TRY(table->map(engine->device, LEDGER_HISTORY, lines->history, -1, &history, err));
-    TRY(table->map(engine->device, LEDGER_KV, kv_bytes(engine), engine->options.kv_fd, &kv, err));
-    struct batch_options batch = {engine->limits, kv, history};
-    TRY(batch_create(&batch, step, &engine->batch, err));
+    struct memories *m = &engine->memories;
+    TRY(table->map(engine->device, LEDGER_WORKSPACE, lines->workspace, -1, &m->workspace, err));
+    TRY(table->map(engine->device, LEDGER_STEP, lines->step, -1, &m->step, err));
+    TRY(table->map(engine->device, LEDGER_HISTORY, lines->history, -1, &m->history, err));
+    TRY(table->map(engine->device, LEDGER_KV, kv_bytes(engine), engine->options.kv_fd, &m->kv,
+                   err));
+    struct batch_options batch = {engine->limits, m->kv, m->history};
+    TRY(batch_create(&batch, m->step, &engine->batch, err));
     struct executor_options executor = {
         .model = engine->model,
         .ops = table->ops(engine->device),
@@ -247,11 +259,54 @@ static enum status map_rest(struct engine *engine, const struct line_bytes *line
         .kv = &engine->kv,
         .batch = engine->batch,
         .limits = engine->limits,
-        .workspace = workspace,
+        .workspace = m->workspace,
         .workspace_bytes = lines->workspace,
         .logit_tile = LOGIT_TILE,
     };
     return executor_create(&executor, &engine->executor, err);
+}
+
+// Every page that steps touch exists before the first of them; the KV pool last, since it is the
+// part that can be made smaller.
+static enum status populate(struct engine *engine, const struct line_bytes *lines,
+                            struct error *err) {
+    const struct device_table *table = engine->table;
+    struct device *device = engine->device;
+    const struct memories *m = &engine->memories;
+    TRY(table->populate(device, LEDGER_WORKSPACE, m->workspace, lines->workspace, err));
+    TRY(table->populate(device, LEDGER_STEP, m->step, lines->step, err));
+    return table->populate(device, LEDGER_HISTORY, m->history, lines->history, err);
+}
+
+static bool sealed_before(const struct engine *engine, const struct line_bytes *lines) {
+    const struct weights_head *head = engine->head;
+    return engine->attached && memcmp(&head->sealed, lines, sizeof *lines) == 0 &&
+           head->sealed_kv_bytes == kv_bytes(engine);
+}
+
+// Worst steps before and after the KV pool exists. A child that attaches to what such a start left,
+// with the same sizes to the byte, has nothing to prove.
+static enum status rehearse_and_seal(struct engine *engine, const struct line_bytes *lines,
+                                     struct error *err) {
+    TRY(populate(engine, lines, err));
+    if (sealed_before(engine, lines)) {
+        return STATUS_OK;
+    }
+    uint64_t start_us = clock_monotonic_us();
+    TRY(rehearsal_run(engine->executor, &engine->limits, err));
+    uint64_t rehearsed_us = clock_monotonic_us();
+    TRY(engine->table->populate(engine->device, LEDGER_KV, engine->memories.kv, kv_bytes(engine),
+                                err));
+    uint64_t populated_us = clock_monotonic_us();
+    TRY(rehearsal_run(engine->executor, &engine->limits, err));
+    uint64_t end_us = clock_monotonic_us();
+    log_info("engine", "rehearsed and sealed rehearsal_ms=%llu kv_ms=%llu second_ms=%llu",
+             (unsigned long long)((rehearsed_us - start_us) / 1000),
+             (unsigned long long)((populated_us - rehearsed_us) / 1000),
+             (unsigned long long)((end_us - populated_us) / 1000));
+    engine->head->sealed = *lines;
+    engine->head->sealed_kv_bytes = kv_bytes(engine);
+    return STATUS_OK;
 }
 
 static void write_capacity(const struct engine *engine, struct ledger_line *lines,
@@ -304,6 +359,7 @@ static enum status start(struct engine *engine, struct error *err) {
     weights_close(engine->weights);
     engine->weights = NULL;
     TRY(map_rest(engine, &lines, err));
+    TRY(rehearse_and_seal(engine, &lines, err));
     write_capacity(engine, engine->lines, &engine->capacity);
     return capacity_validate(&engine->capacity, err);
 }

@@ -39,6 +39,9 @@ struct device_table {
     // (memory) file, grown to fit, so that it survives this process.
     enum status (*map)(struct device *device, enum ledger_id line, size_t bytes, int fd, void **out,
                        struct error *err);
+    // Makes every page of `line`'s memory exist now, so that none is missed later.
+    enum status (*populate)(struct device *device, enum ledger_id line, void *memory, size_t bytes,
+                            struct error *err);
     const struct ops *(*ops)(const struct device *device);
     const struct op_ctx *(*ctx)(const struct device *device);
 };

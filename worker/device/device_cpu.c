@@ -4,13 +4,15 @@
 #include "common/invariant.h"
 #include "common/memory.h"
 #include "worker/device/thread_pool.h"
+#include <errno.h>
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAPPINGS_MAX = 16, HUGE_PAGE_BYTES = 2 * 1024 * 1024 };
+enum { MAPPINGS_MAX = 16, HUGE_PAGE_BYTES = 2 * 1024 * 1024, SMALLEST_PAGE_BYTES = 4096 };
 
 struct mapping {
     void *memory;
@@ -101,6 +103,49 @@ static enum status cpu_map(struct device *device, enum ledger_id line, size_t by
     return STATUS_OK;
 }
 
+// What the machine could still give without swapping; UINT64_MAX where it does not say.
+static uint64_t available_bytes(void) {
+    FILE *file = fopen("/proc/meminfo", "r");
+    if (file == NULL) {
+        return UINT64_MAX;
+    }
+    char line[128];
+    unsigned long long kib = 0;
+    bool found = false;
+    while (!found && fgets(line, sizeof line, file) != NULL) {
+        found = sscanf(line, "MemAvailable: %llu kB", &kib) == 1;
+    }
+    fclose(file);
+    return found ? kib * 1024 : UINT64_MAX;
+}
+
+static enum status cpu_populate(struct device *device, enum ledger_id line, void *memory,
+                                size_t bytes, struct error *err) {
+    (void)device;
+    // Asked before, since a machine that runs out on the way ends some process without a word.
+    uint64_t available = available_bytes();
+    if (bytes > available) {
+        error_hint(err, "end other programs, or lower --kv-cache-memory-bytes");
+        return error_set(err, STATUS_EXHAUSTED,
+                         "ledger line '%s' needs %.1f MiB, this machine has %.1f MiB left",
+                         memory_ledger_name(line), (double)bytes / 1048576.0,
+                         (double)available / 1048576.0);
+    }
+    if (madvise(memory, bytes, MADV_POPULATE_WRITE) == 0) {
+        return STATUS_OK;
+    }
+    if (errno != EINVAL) {
+        return error_set_os(err, STATUS_EXHAUSTED, "%zu bytes of '%s' cannot be populated", bytes,
+                            memory_ledger_name(line));
+    }
+    // Before Linux 5.14 a page exists once it is written to; what it holds stays.
+    volatile uint8_t *at = memory;
+    for (size_t i = 0; i < bytes; i += SMALLEST_PAGE_BYTES) {
+        at[i] = at[i];
+    }
+    return STATUS_OK;
+}
+
 static const struct ops *cpu_ops(const struct device *device) {
     return device->ops;
 }
@@ -115,6 +160,7 @@ const struct device_table device_cpu = {
     .open = cpu_open,
     .close = cpu_close,
     .map = cpu_map,
+    .populate = cpu_populate,
     .ops = cpu_ops,
     .ctx = cpu_ctx,
 };

@@ -30,6 +30,7 @@ struct forward_step {
     const uint32_t *logit_row;            // [logit_count] which row of the step feeds each
     struct op_sample_row *sample_rows;    // [logit_count]
     uint32_t logit_tile;                  // rows per pass over the output matrix, >= 1
+    uint32_t layer_limit;                 // 0 = all; a rehearsal runs fewer (see rehearsal.h)
 };
 
 typedef void (*model_forward_fn)(const struct model *model, struct reader *reader,

@@ -142,7 +142,9 @@ void model_dense_forward(const struct model *model, struct reader *reader,
     size_t kv_width = (size_t)c->kv_head_count * c->head_dim;
     struct dense_buffers b = {.x = reader_take_f32(reader, rows * c->hidden)};
     reader_embed(reader, &(struct op_embed_args){step->step, m->embed, b.x});
-    for (uint32_t layer = 0; layer < c->layer_count; layer++) {
+    bool limited = step->layer_limit > 0 && step->layer_limit < c->layer_count;
+    uint32_t layer_count = limited ? step->layer_limit : c->layer_count;
+    for (uint32_t layer = 0; layer < layer_count; layer++) {
         b.q = reader_take_f32(reader, rows * q_width);
         b.k = reader_take_f32(reader, rows * kv_width);
         b.v = reader_take_f32(reader, rows * kv_width);

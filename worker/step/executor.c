@@ -11,6 +11,7 @@ struct executor {
     struct result_row *rows;    // [tokens]
     uint64_t epoch;
     uint64_t applied_seq;
+    uint32_t layer_limit;
     char message[256];
 };
 
@@ -69,6 +70,10 @@ const struct op_sample_row *executor_sample_rows(const struct executor *executor
     return batch_sample_rows(executor->options.batch);
 }
 
+void executor_limit_layers(struct executor *executor, uint32_t layer_count) {
+    executor->layer_limit = layer_count;
+}
+
 uint64_t executor_applied_seq(const struct executor *executor) {
     return executor->applied_seq;
 }
@@ -112,6 +117,7 @@ static void run(struct executor *executor, const struct plan *plan, struct step_
             .logit_row = batch_logit_rows(o->batch),
             .sample_rows = batch_sample_rows(o->batch),
             .logit_tile = o->logit_tile,
+            .layer_limit = executor->layer_limit,
         };
         struct reader reader;
         reader_init_run(&reader, o->ops, o->ctx, o->workspace, o->workspace_bytes);

@@ -48,6 +48,9 @@ void executor_run(struct executor *executor, const struct plan *plan, struct ste
 // The sampled rows of the last step, with their logits while the step had at most one logit tile.
 const struct op_sample_row *executor_sample_rows(const struct executor *executor);
 
+// Steps run only so many layers from now on; 0 = all, as in the beginning. For rehearsals.
+void executor_limit_layers(struct executor *executor, uint32_t layer_count);
+
 uint64_t executor_applied_seq(const struct executor *executor);
 
 #endif
