@@ -302,7 +302,7 @@ static void announce(struct controller *c, const struct message_capacity *capaci
         .host = config_string(c->config, OPTION_HOST),
         .port = http_server_port(c->server),
         .uds = config_string(c->config, OPTION_UDS),
-        .api_key_hint = c->keys[0].count > 0 ? "$TARE_API_KEY" : NULL,
+        .api_key_hint = c->keys[c->keys_used].count > 0 ? "$TARE_API_KEY" : NULL,
         .start_seconds = (double)(clock_monotonic_us() - c->start_us) / 1e6,
         .capacity = capacity,
     };
@@ -589,13 +589,12 @@ void controller_destroy(struct controller *c) {
     admin_destroy(c->admin);
     worker_link_close(c->link);
     if (c->run_dir[0] != '\0') {
+        static const char *const names[] = {"plan.sock", "control.sock", "admin.sock"};
         char path[PATH_BYTES + 32];
-        snprintf(path, sizeof path, "%s/plan.sock", c->run_dir);
-        unlink(path);
-        snprintf(path, sizeof path, "%s/control.sock", c->run_dir);
-        unlink(path);
-        snprintf(path, sizeof path, "%s/admin.sock", c->run_dir);
-        unlink(path);
+        for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+            snprintf(path, sizeof path, "%s/%s", c->run_dir, names[i]);
+            unlink(path);
+        }
     }
     api_destroy(c->api);
     stats_destroy(c->stats);

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 enum { PATH_BYTES = 4096, ANSWER_BYTES_MAX = 4 * 1024 * 1024, TIMEOUT_MS = 5000 };
-// serving.md's codes of the operator's command: these are not the daemons' codes.
+// Exit codes of one who asks; those in common/exit_code.h say what a start lacked.
 enum {
     EXIT_DONE = 0,
     EXIT_FAILED = 1,
@@ -35,40 +35,39 @@ static bool is_ours(const char *path) {
     return stat(path, &info) == 0 && S_ISSOCK(info.st_mode) && info.st_uid == geteuid();
 }
 
-// The socket of the run directory that was named, else of the only server that `tare serve` started
-// for this user.
-static int find_socket(const struct options *options, char *out) {
-    if (options->run_dir != NULL) {
-        snprintf(out, PATH_BYTES, "%.4000s/admin.sock", options->run_dir);
-        if (!is_ours(out)) {
-            fprintf(stderr, "tare status: no controller has the run directory '%s'\n",
-                    options->run_dir);
-            return EXIT_NOT_FOUND;
-        }
-        return EXIT_DONE;
-    }
-    glob_t found;
-    if (glob("/tmp/tare-*/admin.sock", 0, NULL, &found) != 0) {
-        fputs("tare status: no server of yours runs on this host; --run-dir DIR names one that was "
-              "started with its own run directory\n",
-              stderr);
+static int find_named(const char *run_dir, char *out) {
+    snprintf(out, PATH_BYTES, "%.4000s/admin.sock", run_dir);
+    if (!is_ours(out)) {
+        fprintf(stderr, "tare status: no server of yours has the run directory '%s'\n", run_dir);
         return EXIT_NOT_FOUND;
     }
+    return EXIT_DONE;
+}
+
+// The only server that `tare serve` started for this user. Several are named.
+static int find_only(char *out) {
+    glob_t found = {0};
     int count = 0;
+    // A pattern that matches nothing leaves `found` without paths.
+    (void)glob("/tmp/tare-*/admin.sock", 0, NULL, &found);
     for (size_t i = 0; i < found.gl_pathc; i++) {
         if (is_ours(found.gl_pathv[i])) {
             count++;
             snprintf(out, PATH_BYTES, "%.4000s", found.gl_pathv[i]);
         }
     }
-    if (count > 1) {
+    if (count == 0) {
+        fputs("tare status: no server of yours runs on this host; --run-dir DIR names one that was "
+              "started with its own run directory\n",
+              stderr);
+    } else if (count > 1) {
         fputs("tare status: several servers run here; name one with --run-dir:\n", stderr);
-        for (size_t i = 0; i < found.gl_pathc; i++) {
-            fprintf(stderr, "  %.*s\n", (int)(strlen(found.gl_pathv[i]) - strlen("/admin.sock")),
-                    found.gl_pathv[i]);
+    }
+    for (size_t i = 0; count > 1 && i < found.gl_pathc; i++) {
+        const char *path = found.gl_pathv[i];
+        if (is_ours(path)) {
+            fprintf(stderr, "  %.*s\n", (int)(strlen(path) - strlen("/admin.sock")), path);
         }
-    } else if (count == 0) {
-        fputs("tare status: no server of yours runs on this host\n", stderr);
     }
     globfree(&found);
     return count == 1 ? EXIT_DONE : EXIT_NOT_FOUND;
@@ -183,8 +182,7 @@ static int print(const struct options *options, struct buf *answer) {
 
 static const char USAGE[] =
     "usage: tare status [--run-dir DIR] [--json]\n"
-    "  --run-dir DIR   of the controller (default: the only server of yours "
-    "on this host)\n"
+    "  --run-dir DIR   of the controller (default: the only server of yours on this host)\n"
     "  --json, -o json one JSON object in place of the table\n";
 
 static bool parse(int argc, char **argv, struct options *out) {
@@ -221,7 +219,7 @@ int status_run(int argc, char **argv) {
         return EXIT_DONE;
     }
     char path[PATH_BYTES];
-    int code = find_socket(&options, path);
+    int code = options.run_dir != NULL ? find_named(options.run_dir, path) : find_only(path);
     if (code != EXIT_DONE) {
         return code;
     }

@@ -5,8 +5,8 @@
 // `tare status`: what a running controller holds and does, from its admin socket.
 //
 //   Owns nothing.  Thread the main thread.  Allocates while it runs.
-//   Fails with 2 usage, 3 several or no controllers to choose from, 6 the controller does not
-//   answer.
+//   Fails with 1 no memory or an answer that is none, 2 usage, 3 no controller or several to choose
+//   from, 6 the controller does not answer.
 
 int status_run(int argc, char **argv);
 
