@@ -86,9 +86,9 @@ static enum status no_memory(struct error *err) {
     return error_set(err, STATUS_EXHAUSTED, "no memory for the options");
 }
 
-// A list value: JSON-like ["a","b"], or commas. Appends to what the same source gave before.
-// "a,b", or with brackets and quotes as in ["a", "b"]. Outside of that form they are ordinary
-// characters: a key may hold a quote, an origin has brackets around an IPv6 address.
+// A list value, added to what the same source gave before: "a,b", or with brackets and quotes as in
+// ["a", "b"]. Outside of that form they are ordinary characters: a key may hold a quote, an origin
+// has brackets around an IPv6 address.
 static enum status list_append(struct value *value, const char *name, const char *text,
                                struct error *err) {
     const char *separators = text[0] == '[' ? ",[]\"' " : ",";
@@ -579,10 +579,11 @@ enum status config_parse(const struct config_input *input, struct config **out, 
             status = parse_all(config, input, words, input->argc, &asked, err);
         }
         if (status == STATUS_OK && asked.help) {
-            status = config_write_help(input, asked.topic, text)
-                         ? STATUS_OK
-                         : error_set(err, STATUS_INVALID, "--help: no option or group '%.200s'",
-                                     asked.topic);
+            if (!config_write_help(input, asked.topic, text)) {
+                error_hint(err, "--help alone lists them");
+                status = error_set(err, STATUS_INVALID, "--help: no option or group '%.200s'",
+                                   asked.topic);
+            }
         }
         for (int i = 0; owned != NULL && i < input->argc; i++) {
             memory_free(owned[i]);

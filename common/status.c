@@ -104,3 +104,8 @@ void error_reset(struct error *err) {
     err->message[0] = '\0';
     err->hint[0] = '\0';
 }
+
+void error_print(const char *program, const struct error *err) {
+    fprintf(stderr, "%s: %s%s%s\n", program, err->message, err->hint[0] == '\0' ? "" : "; ",
+            err->hint);
+}

@@ -84,6 +84,8 @@ void error_context(struct error *err, const char *format, ...) PRINTF_LIKE(2, 3)
 void error_hint(struct error *err, const char *format, ...) PRINTF_LIKE(2, 3);
 void error_hop(struct error *err, const char *file, int line);
 void error_reset(struct error *err);
+// One line for the person who started `program`: "program: sentence; hint".
+void error_print(const char *program, const struct error *err);
 
 #define TRY(expr)                                                                                  \
     do {                                                                                           \

@@ -63,9 +63,11 @@ static enum status load_file(const char *path, struct keys *keys, struct error *
     }
     fclose(file);
     // Somebody who names a file wants keys: without one the server would be open to everybody.
-    return status == STATUS_OK && keys->count == given
-               ? error_set(err, STATUS_INVALID, "API key file '%s' has no keys", path)
-               : status;
+    if (status == STATUS_OK && keys->count == given) {
+        error_hint(err, "write one key per line");
+        status = error_set(err, STATUS_INVALID, "API key file '%s' has no keys", path);
+    }
+    return status;
 }
 
 enum status keys_load(const struct config *config, struct keys *out, struct error *err) {

@@ -109,8 +109,7 @@ static int libuv_failed(int code) {
 }
 
 static int report(enum status status, const struct error *err) {
-    fprintf(stderr, "tare-controller: %s%s%s\n", err->message, err->hint[0] == '\0' ? "" : "; ",
-            err->hint);
+    error_print("tare-controller", err);
     return (int)exit_code_for(status);
 }
 
@@ -153,8 +152,7 @@ int main(int argc, char **argv) {
     buf_init(&text, 256 * 1024);
     enum status status = config_parse(&input, &config, &text, &err);
     if (status != STATUS_OK) {
-        fprintf(stderr, "tare-controller: %s%s%s\n", err.message, err.hint[0] == '\0' ? "" : "; ",
-                err.hint);
+        error_print("tare-controller", &err);
         buf_deinit(&text);
         return (int)config_exit_code(status);
     }

@@ -65,8 +65,7 @@ static int leave(enum status status, const struct error *err) {
     if (status == STATUS_OK) {
         return EXIT_CODE_OK;
     }
-    fprintf(stderr, "tare-worker: %s%s%s\n", err->message, err->hint[0] == '\0' ? "" : "; ",
-            err->hint);
+    error_print("tare-worker", err);
     return (int)exit_code_for(status);
 }
 
@@ -137,8 +136,7 @@ int main(int argc, char **argv) {
         code = EXIT_CODE_USAGE;
     }
     if (status != STATUS_OK) {
-        fprintf(stderr, "tare-worker: %s%s%s\n", err.message, err.hint[0] == '\0' ? "" : "; ",
-                err.hint);
+        error_print("tare-worker", &err);
         config_destroy(config);
         return code;
     }

@@ -22,9 +22,9 @@ static bool take_word(int *argc, char **argv, const char *word) {
 
 static int become_worker(const struct config *config, const char *format) {
     if (config_string(config, OPTION_MODEL) == NULL) {
-        fputs(
-            "tare plan: no model given; usage: tare plan MODEL [--json] [options of tare serve]\n",
-            stderr);
+        fputs("tare plan: no model given; "
+              "usage: tare plan MODEL [--json] [options of tare serve]\n",
+              stderr);
         return EXIT_CODE_USAGE;
     }
     struct buf flags;
@@ -51,8 +51,7 @@ int plan_run(int argc, char **argv) {
     if (status == STATUS_OK && config == NULL) {
         fputs(buf_cstr(&text), stdout);
     } else if (status != STATUS_OK) {
-        fprintf(stderr, "tare plan: %s%s%s\n", err.message, err.hint[0] == '\0' ? "" : "; ",
-                err.hint);
+        error_print("tare plan", &err);
     } else {
         code = become_worker(config, json ? "--plan=json" : "--plan=text");
     }

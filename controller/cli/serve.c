@@ -55,6 +55,7 @@ static enum status make_run_dir(struct serve *serve, struct error *err) {
     }
     snprintf(serve->run_dir, sizeof serve->run_dir, "/tmp/tare-XXXXXX");
     if (mkdtemp(serve->run_dir) == NULL) {
+        error_hint(err, "name another place with --run-dir");
         return error_set_os(err, STATUS_IO, "no run directory under /tmp");
     }
     serve->own_run_dir = true;
@@ -245,7 +246,7 @@ static int watch(struct serve *serve) {
             signal_child(&serve->controller, SIGHUP);
         }
     }
-    fprintf(stderr, "tare: %s\n", err.message);
+    error_print("tare", &err);
     end_child(serve, &serve->controller);
     return EXIT_CODE_OS;
 }
@@ -285,7 +286,7 @@ static int run_check(struct serve *serve) {
         if (start_child(serve, children[i],
                         first ? OPTION_PROGRAM_CONTROLLER : OPTION_PROGRAM_WORKER, "--check",
                         first ? "--banner" : "--worker-id=check", &err) != STATUS_OK) {
-            fprintf(stderr, "tare: %s\n", err.message);
+            error_print("tare", &err);
             return EXIT_CODE_OS;
         }
         int status = 0;
@@ -314,7 +315,7 @@ static int run(struct serve *serve) {
     if (status == STATUS_OK) {
         code = watch(serve);
     } else {
-        fprintf(stderr, "tare: %s\n", err.message);
+        error_print("tare", &err);
         end_child(serve, &serve->worker);
         end_child(serve, &serve->controller);
     }
@@ -345,8 +346,7 @@ int serve_run(int argc, char **argv) {
             print_notes(serve.config);
             code = run(&serve);
         } else {
-            fprintf(stderr, "tare serve: %s%s%s\n", err.message, err.hint[0] == '\0' ? "" : "; ",
-                    err.hint);
+            error_print("tare serve", &err);
         }
     }
     buf_deinit(&text);

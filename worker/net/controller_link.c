@@ -313,6 +313,7 @@ static enum status mind_silence(struct link *link, uint64_t now_us, struct error
         return STATUS_OK;
     }
     if (link->epoch == 0) {
+        error_hint(err, "start tare-controller, or name its run directory with --controller");
         return error_set(err, STATUS_PEER_LOST, "no word from the controller for %llu s",
                          (unsigned long long)limit_us / 1000000);
     }

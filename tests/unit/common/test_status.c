@@ -3,7 +3,9 @@
 #include "common/status.h"
 #include "tests/unit/suites.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 START_TEST(first_error_wins) {
     struct error err = {0};
@@ -44,6 +46,31 @@ START_TEST(null_error_is_accepted_everywhere) {
 }
 END_TEST
 
+static void expect_line(const struct error *err, const char *want) {
+    char got[256] = "";
+    FILE *file = tmpfile();
+    ck_assert_ptr_nonnull(file);
+    int kept = dup(STDERR_FILENO);
+    ck_assert_int_ge(dup2(fileno(file), STDERR_FILENO), 0);
+    error_print("tare", err);
+    dup2(kept, STDERR_FILENO);
+    close(kept);
+    rewind(file);
+    size_t byte_count = fread(got, 1, sizeof got - 1, file);
+    fclose(file);
+    got[byte_count] = '\0';
+    ck_assert_str_eq(got, want);
+}
+
+START_TEST(a_failure_is_told_in_one_line_with_its_hint) {
+    struct error err = {0};
+    ck_assert_int_eq(error_set(&err, STATUS_INVALID, "no model given"), STATUS_INVALID);
+    expect_line(&err, "tare: no model given\n");
+    error_hint(&err, "name one");
+    expect_line(&err, "tare: no model given; name one\n");
+}
+END_TEST
+
 Suite *suite_status(void) {
     Suite *suite = suite_create("common/status");
     TCase *tc = tcase_create("all");
@@ -51,6 +78,7 @@ Suite *suite_status(void) {
     tcase_add_test(tc, context_is_prepended_and_long_messages_are_cut);
     tcase_add_test(tc, every_status_has_a_name_and_a_text);
     tcase_add_test(tc, null_error_is_accepted_everywhere);
+    tcase_add_test(tc, a_failure_is_told_in_one_line_with_its_hint);
     suite_add_tcase(suite, tc);
     return suite;
 }
