@@ -19,12 +19,13 @@ static void put_seconds(struct buf *out, const char *key, uint64_t us) {
     buf_printf(out, "\"%s\":%.3f,", key, (double)us / 1e6);
 }
 
-// Ends the object, whose last field left a comma.
-static void close_object(struct buf *out) {
+// Ends the object, whose last field left a comma. A buffer that failed keeps what it had: then
+// there may be none.
+static void close_object(struct buf *out, const char *end) {
     if (out->bytes_used > 0 && out->data[out->bytes_used - 1] == ',') {
         out->bytes_used--;
     }
-    buf_append_str(out, "},");
+    buf_append_str(out, end);
 }
 
 static void write_requests(const struct core_gauges *g, struct buf *out) {
@@ -34,7 +35,7 @@ static void write_requests(const struct core_gauges *g, struct buf *out) {
     put_count(out, "decoding", g->decoding);
     put_count(out, "queued_tokens", g->queued_tokens);
     put_seconds(out, "queue_oldest_seconds", g->queue_oldest_us);
-    close_object(out);
+    close_object(out, "},");
 }
 
 static void write_kv(const struct core_gauges *g, const struct message_capacity *c,
@@ -46,7 +47,7 @@ static void write_kv(const struct core_gauges *g, const struct message_capacity 
     put_count(out, "blocks_quarantined", g->kv_blocks_quarantined);
     put_count(out, "block_tokens", c != NULL ? c->block_tokens : 0);
     put_count(out, "capacity_tokens", tokens);
-    close_object(out);
+    close_object(out, "},");
 }
 
 static void write_worker(const struct stats_view *s, struct buf *out) {
@@ -64,15 +65,14 @@ static void write_worker(const struct stats_view *s, struct buf *out) {
     put_count(out, "sequences", c->envelope.seqs);
     put_count(out, "sequence_tokens", c->envelope.seq_tokens);
     put_count(out, "logit_rows", c->envelope.logit_rows);
-    close_object(out);
+    close_object(out, "},");
     buf_append_str(out, "\"ledger\":[");
     for (uint32_t i = 0; i < c->line_count; i++) {
         buf_append_str(out, i == 0 ? "{" : ",{");
         put_text(out, "line", c->lines[i].name);
         put_count(out, "bytes", c->lines[i].bytes);
         put_text(out, "kind", c->lines[i].planned ? "planned" : "found");
-        out->bytes_used -= out->bytes_used > 0 ? 1 : 0;
-        buf_append_str(out, "}");
+        close_object(out, "}");
     }
     buf_append_str(out, "]},");
 }
@@ -92,6 +92,5 @@ void status_json(const struct status_view *view, struct buf *out) {
         write_worker(s, out);
     }
     put_count(out, "as_of_unix_ms", view->now_unix_ms);
-    out->bytes_used -= out->bytes_used > 0 ? 1 : 0;
-    buf_append_str(out, "}\n");
+    close_object(out, "}\n");
 }

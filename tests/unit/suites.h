@@ -46,6 +46,8 @@
     X("controller/text/tokenizer", suite_tokenizer)                                                \
     X("controller/startup_text", suite_startup_text)                                               \
     X("controller/stats", suite_stats)                                                             \
+    X("controller/status_json", suite_status_json)                                                 \
+    X("controller/http/admin", suite_admin)                                                        \
     X("controller/keys", suite_keys)                                                               \
     X("controller/text/detokenizer", suite_detokenizer)                                            \
     X("controller/http/api_gate", suite_api_gate)                                                  \
