@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/plan_report.h"
 
+#include "common/invariant.h"
 #include "common/json.h"
 #include <stdio.h>
 #include <string.h>
@@ -38,6 +39,7 @@ static uint64_t kv_tokens(const struct engine_plan *plan) {
 
 static void try_knob(struct report *report, const char *option, const char *value,
                      const struct engine_options *changed) {
+    INVARIANT(report->knob_count < KNOBS_MAX);
     struct knob *knob = &report->knobs[report->knob_count++];
     knob->option = option;
     snprintf(knob->value, sizeof knob->value, "%s", value);

@@ -14,11 +14,12 @@
 //   Owns       nothing.
 //   Thread     one at a time.
 //   Allocates  while planning.
-//   Fails      as engine_plan; the report is written all the same when the model can be read.
+//   Fails      as engine_plan. EXHAUSTED, after the report, when the model does not fit; any other
+//              failure leaves `out` empty.
 
 enum plan_format { PLAN_FORMAT_TEXT, PLAN_FORMAT_JSON };
 
-// JSON is one object with base units. EXHAUSTED, after the report, when the model does not fit.
+// JSON is one object with base units.
 enum status plan_report(const struct engine_options *options, enum plan_format format,
                         struct buf *out, struct error *err) MUST_USE;
 

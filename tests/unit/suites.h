@@ -35,6 +35,7 @@
     X("kernels/sample", suite_kernels_sample)                                                      \
     X("worker/device/thread_pool", suite_thread_pool)                                              \
     X("worker/engine", suite_engine)                                                               \
+    X("worker/plan_report", suite_plan_report)                                                     \
     X("controller/http/http_parse", suite_http_parse)                                              \
     X("controller/http/http_exchange", suite_http_exchange)                                        \
     X("controller/http/http_server", suite_http_server)                                            \
@@ -57,6 +58,7 @@
     X("controller/http/api_stream", suite_api_stream)                                              \
     X("worker/net/controller_link", suite_controller_link)                                         \
     X("worker/step/batch", suite_batch)                                                            \
+    X("worker/step/rehearsal", suite_rehearsal)                                                    \
     X("worker/weights/safetensors", suite_safetensors)                                             \
     X("controller/text/chat_template", suite_chat_template)
 
