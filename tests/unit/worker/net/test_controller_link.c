@@ -312,10 +312,13 @@ END_TEST
 
 // ---- a channel without room --------------------------------------------------------------------
 
+static _Atomic uint32_t refusals;    // of the queue, in a row
+
 static void put_surely(enum link_frame kind, const void *bytes, size_t byte_count) {
     enum status status = STATUS_BUSY;
     for (int i = 0; i < TURNS_MAX && status == STATUS_BUSY; i++) {
         status = frame_queue_put(f->from_step, kind, bytes, byte_count);
+        refusals = status == STATUS_BUSY ? refusals + 1 : 0;
         if (status == STATUS_BUSY) {
             nap();
         }
@@ -366,7 +369,8 @@ START_TEST(a_capacity_report_waits_for_the_plan_channel) {
 }
 END_TEST
 
-enum { SLOW_RESULTS = 600, SLOW_BYTES = 16 * 1024 };    // more than sockets and queues hold
+// More than sockets and queues hold; refused so often in a row, nobody takes any more.
+enum { SLOW_RESULTS = 600, SLOW_BYTES = 16 * 1024, STANDSTILL = 20 };
 
 static void *put_results(void *arg) {
     (void)arg;
@@ -386,9 +390,10 @@ START_TEST(a_slow_controller_gets_every_result_in_order) {
     pthread_t step;
     ck_assert_int_eq(pthread_create(&step, NULL, put_results, NULL), 0);
     // The step thread stands still, and with it the link's queue, before anything is read.
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < TURNS_MAX && refusals < STANDSTILL; i++) {
         nap();
     }
+    ck_assert_uint_ge(refusals, STANDSTILL);
     struct buf in;
     buf_init(&in, FRAME_BYTES);
     for (uint32_t i = 0; i < SLOW_RESULTS; i++) {
