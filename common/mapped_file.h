@@ -15,8 +15,8 @@
 //   Owns       the mapping.
 //   Thread     any; immutable after open.
 //   Allocates  never.
-//   Fails      NOT_FOUND when absent, INVALID when no regular file, CORRUPT past `bytes_max`, IO.
-//              The sentence names the path.
+//   Fails      NOT_FOUND when absent, CORRUPT when no regular file or past `bytes_max`, IO. The
+//              sentence names the path.
 
 struct mapped_file {
     const uint8_t *bytes;    // "" for an empty file, never NULL once open

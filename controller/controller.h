@@ -9,12 +9,13 @@
 // The controller: owns every module and wires sockets to the core and back.
 //
 // The idea: callbacks only enqueue inputs; a turn drains the links, ticks the core until its queue
-// is empty, and sends what the actions brought. One turn runs before the loop sleeps and on each
-// wake-up.
+// is empty, and sends what the actions brought. One turn runs each time before the loop sleeps.
 //
-//   start-up   model text, keys -> core, API, server (503 until ready) -> links -> worker's
-//   capacity first stop -> draining: new requests 503, running ones finish, worker told to leave,
-//   server closed second stop or the deadline -> everything ends now, streams get an error event
+//   start-up      model text, keys -> core, API, server (503 until ready) -> links, admin socket
+//                 -> worker's capacity
+//   first stop    draining: new requests 503, running ones finish, worker told to leave, server
+//                 closed
+//   second stop   or the deadline: everything ends now, streams get an error event
 //
 //   Owns       everything, for the life of the process.
 //   Thread     the loop thread.
@@ -35,7 +36,7 @@ enum { CONTROLLER_FDS = 2 };
 int controller_fd(const struct controller *controller, uint32_t index);    // poll for reading
 
 void controller_turn(struct controller *controller);
-// From a timer: ten times a second while it returns true (there is work), once when idle.
+// From a timer: ten times a second while it returns true (there is work), else once a second.
 bool controller_timer(struct controller *controller, uint64_t late_us);
 void controller_stop(struct controller *controller);      // SIGTERM or SIGINT
 void controller_reload(struct controller *controller);    // SIGHUP: reads the API keys again

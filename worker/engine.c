@@ -266,8 +266,7 @@ static enum status map_rest(struct engine *engine, const struct line_bytes *line
     return executor_create(&executor, &engine->executor, err);
 }
 
-// Every page that steps touch exists before the first of them; the KV pool last, since it is the
-// part that can be made smaller.
+// Every page that steps touch, but the KV pool's, exists before the first of them.
 static enum status populate(struct engine *engine, const struct line_bytes *lines,
                             struct error *err) {
     const struct device_table *table = engine->table;
@@ -284,8 +283,9 @@ static bool sealed_before(const struct engine *engine, const struct line_bytes *
            head->sealed_kv_bytes == kv_bytes(engine);
 }
 
-// Worst steps before and after the KV pool exists. A child that attaches to what such a start left,
-// with the same sizes to the byte, has nothing to prove.
+// Worst steps before and after the KV pool exists, which comes last since it is the part that can
+// be made smaller. A child that attaches to what such a start left, with the same sizes to the
+// byte, has nothing to prove.
 static enum status rehearse_and_seal(struct engine *engine, const struct line_bytes *lines,
                                      struct error *err) {
     TRY(populate(engine, lines, err));

@@ -8,11 +8,12 @@
 #include "worker/weights/weights.h"
 #include <stdint.h>
 
-// Everything that computes, brought up in order: files, device, weights, workspace, KV, capacity.
+// Everything that computes, brought up in order: files, device, weights, workspace, KV, rehearsal,
+// capacity.
 //
 // The idea: each start-up step is a charge on the ledger, KV gets what is left of the budget, and
-// the capacity report is written last, from what exists. If a line does not fit, the start ends
-// there with the ledger printed.
+// the capacity report is written last, from what exists and was rehearsed (step/rehearsal.h). If a
+// line does not fit, the start ends there with the ledger printed.
 //
 //   Owns       model files, device and all device memory.
 //   Thread     the step thread creates, uses and destroys it.

@@ -53,9 +53,9 @@ void holder_unblock_signals(void) {
 
 static void become_child(char **argv, const struct holder_fds *fds) {
     // Without the parent nobody holds the memory: the child goes with it.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     // Signals stay blocked across the exec, until its handlers stand (holder_unblock_signals): one
     // that came in between would be forgotten.
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     char word[64];
     snprintf(word, sizeof word, "%s%d,%d", CHILD_WORD, fds->weights, fds->kv);
     char *words[WORDS_MAX];

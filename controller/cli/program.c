@@ -2,6 +2,7 @@
 #include "controller/cli/program.h"
 
 #include "common/config.h"
+#include "common/invariant.h"
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -33,6 +34,7 @@ void program_exec(const char *name, const struct buf *flags, const char *extra_a
     words[count++] = path;
     for (size_t at = 0; at < flags->bytes_used;) {
         const char *word = (const char *)flags->data + at;
+        INVARIANT(count < WORDS_MAX - 3);
         words[count++] = word;
         at += strlen(word) + 1;
     }

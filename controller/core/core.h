@@ -14,8 +14,7 @@
 // daemon, under a simulator with invented time, and in a replay of a recorded input log.
 //
 //   Owns       its tables, sized at create. A request's token array belongs to the caller, who
-//   keeps
-//              it alive and unmoved from the input until the request's terminal action.
+//              keeps it alive and unmoved from the input until the request's terminal action.
 //   Thread     the loop thread.
 //   Allocates  in core_create only.
 //   Fails      a tick never fails. Bad inputs become REJECTED or are ignored where the thing they

@@ -18,7 +18,7 @@
 //   Owns       its threads and mappings; keeps the ledger.
 //   Thread     the step thread.
 //   Allocates  in open and map.
-//   Fails      open: INVALID, UNSUPPORTED; map: EXHAUSTED naming the ledger line.
+//   Fails      open: INVALID, UNSUPPORTED; map, populate: EXHAUSTED naming the ledger line.
 
 struct device;
 
