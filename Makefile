@@ -222,7 +222,7 @@ e2e: all    ## real clients against real processes
 tidy:    ## layers, doors, purity, bans, formatting
 	@sh tests/tidy/tidy.sh
 bench: bench-cpu    ## all benchmarks
-bench-cpu: all    ## tokens per second against llama.cpp in the same run
+bench-cpu: all    ## tokens per second against llama.cpp in the same run; start, memory, idle time
 	@sh tests/bench/bench_cpu.sh
 	@sh tests/bench/bench_machine.sh
 fuzz:    ## every fuzz target for FUZZ_S seconds (600)

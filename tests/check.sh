@@ -1,5 +1,6 @@
 #!/bin/sh
-# Every variant, each fuzz target for a minute, a short chaos: what runs before an issue is resolved.
+# Every variant, tidy, the whole soak, integration, e2e, a public load tool, each fuzz target for a minute and a
+# short chaos: what a release must pass.
 set -eu
 cd "$(dirname "$0")/.."
 start=$(date +%s)
