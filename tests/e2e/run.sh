@@ -19,7 +19,8 @@ try=$(sed -n 's/^try *//p' "$work/demo.log")
 sh -c "$try" 2>/dev/null | grep -q 'answer is 4' || { echo "no 4 in the answer to: $try"; exit 1; }
 
 part "the operator's view"
-bin/tare status --json >"$work/status.json"
+directory=$(run_dir)
+bin/tare status --run-dir "$directory" --json >"$work/status.json"
 "$python" - "$work/status.json" <<'CLAIMS'
 import json
 import sys
@@ -28,8 +29,10 @@ status = json.load(open(sys.argv[1]))
 assert status["state"] == "ready" and status["kv"]["blocks"] == status["kv"]["blocks_free"] > 0, status
 assert status["worker"]["allocations_after_seal"] == 0 and len(status["worker"]["ledger"]) > 3, status
 CLAIMS
-bin/tare status | grep -q '^state  *ready' || { bin/tare status; exit 1; }
+bin/tare status --run-dir "$directory" >"$work/status"
+grep -q '^state  *ready' "$work/status" || { cat "$work/status"; exit 1; }
 [ "$(curl -s -o /dev/null -w '%{http_code}' "$URL/admin/v1/status")" = 404 ]
+
 part "openai-python"
 "$python" tests/e2e/clients/openai_client.py "$URL"
 part "every line of every stream"
@@ -97,8 +100,8 @@ stop_server
 part "a controller that is killed leaves no process and no directory"
 start_server "$work/killed.log" "$work/tiny"
 controller=$(pgrep -P "$SERVER" -x tare-controller)
-directory=$(tr '\0' '\n' <"/proc/$controller/cmdline" | sed -n 's/^--run-dir=//p')
-[ -S "$directory/plan.sock" ]
+directory=$(run_dir)
+[ -S "$directory/plan.sock" ] && [ -S "$directory/admin.sock" ]
 kill -KILL "$controller"
 code=0
 wait "$SERVER" || code=$?

@@ -36,3 +36,8 @@ worker_child() {
         pgrep -P "$holder" -x tare-worker
     done
 }
+
+# The run directory of the server that was started: others may run on this host.
+run_dir() {
+    tr '\0' '\n' <"/proc/$(pgrep -P "$SERVER" -x tare-controller)/cmdline" | sed -n 's/^--run-dir=//p'
+}
