@@ -7,6 +7,7 @@
 #include "common/memory.h"
 #include "controller/cli/program.h"
 #include <errno.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,10 +48,15 @@ struct serve {
 static enum status make_run_dir(struct serve *serve, struct error *err) {
     const char *given = config_string(serve->config, OPTION_RUN_DIR);
     if (given != NULL) {
-        snprintf(serve->run_dir, sizeof serve->run_dir, "%s", given);
         if (mkdir(given, 0700) != 0 && errno != EEXIST) {
             return error_set_os(err, STATUS_IO, "run directory '%s' cannot be made", given);
         }
+        // The daemons take whole paths only.
+        char whole[PATH_MAX];
+        if (realpath(given, whole) == NULL) {
+            return error_set_os(err, STATUS_IO, "run directory '%s'", given);
+        }
+        snprintf(serve->run_dir, sizeof serve->run_dir, "%.4000s", whole);
         return STATUS_OK;
     }
     snprintf(serve->run_dir, sizeof serve->run_dir, "/tmp/tare-XXXXXX");

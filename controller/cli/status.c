@@ -7,7 +7,9 @@
 #include <glob.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 enum { PATH_BYTES = 4096, ANSWER_BYTES_MAX = 4 * 1024 * 1024, TIMEOUT_MS = 5000 };
@@ -30,14 +32,27 @@ static const double MIB = 1024.0 * 1024.0;
 
 // ---- which controller --------------------------------------------------------------------------
 
-static bool is_ours(const char *path) {
+// A socket of ours that somebody answers on: a server that was killed leaves one behind.
+static bool is_alive(const char *path) {
     struct stat info;
-    return stat(path, &info) == 0 && S_ISSOCK(info.st_mode) && info.st_uid == geteuid();
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (stat(path, &info) != 0 || !S_ISSOCK(info.st_mode) || info.st_uid != geteuid() ||
+        strlen(path) >= sizeof address.sun_path) {
+        return false;
+    }
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        return false;
+    }
+    memcpy(address.sun_path, path, strlen(path) + 1);
+    bool alive = connect(fd, (const struct sockaddr *)&address, sizeof address) == 0;
+    close(fd);
+    return alive;
 }
 
 static int find_named(const char *run_dir, char *out) {
     snprintf(out, PATH_BYTES, "%.4000s/admin.sock", run_dir);
-    if (!is_ours(out)) {
+    if (!is_alive(out)) {
         fprintf(stderr, "tare status: no server of yours has the run directory '%s'\n", run_dir);
         return EXIT_NOT_FOUND;
     }
@@ -51,7 +66,7 @@ static int find_only(char *out) {
     // A pattern that matches nothing leaves `found` without paths.
     (void)glob("/tmp/tare-*/admin.sock", 0, NULL, &found);
     for (size_t i = 0; i < found.gl_pathc; i++) {
-        if (is_ours(found.gl_pathv[i])) {
+        if (is_alive(found.gl_pathv[i])) {
             count++;
             snprintf(out, PATH_BYTES, "%.4000s", found.gl_pathv[i]);
         }
@@ -65,7 +80,7 @@ static int find_only(char *out) {
     }
     for (size_t i = 0; count > 1 && i < found.gl_pathc; i++) {
         const char *path = found.gl_pathv[i];
-        if (is_ours(path)) {
+        if (is_alive(path)) {
             fprintf(stderr, "  %.*s\n", (int)(strlen(path) - strlen("/admin.sock")), path);
         }
     }
