@@ -128,6 +128,7 @@ same_as_plan "$work/tiny" --kv-cache-dtype float32 --kv-cache-memory-bytes 3M --
 
 part "a stop while starting is a clean end"
 log=$work/early.log
+: >"$log"
 bin/tare serve "$demo" --port 0 2>"$log" &
 SERVER=$!
 until [ -s "$log" ] || ! kill -0 "$SERVER"; do sleep 0.01; done
