@@ -119,6 +119,10 @@ enum status json_parse(const char *bytes, size_t byte_count, struct json_doc **o
     json_error_t problem;
     json_t *root = json_loadb(copy, byte_count, JSON_DECODE_ANY | JSON_ALLOW_NUL, &problem);
     memory_free(copy);
+    if (root == NULL && json_error_code(&problem) == json_error_numeric_overflow) {
+        return error_set(err, STATUS_INVALID, "a number at line %d, column %d is beyond 64 bits",
+                         problem.line, problem.column);
+    }
     if (root == NULL) {
         return error_set(err, STATUS_INVALID, "not valid JSON at line %d, column %d: %s",
                          problem.line, problem.column, problem.text);

@@ -235,7 +235,11 @@ struct json_doc *api_parse_body(const struct api_visit *visit, struct api_failur
         const char *near = strstr(err.message, ", column");
         int line = 0;
         bool placed = near != NULL && sscanf(err.message, "not valid JSON at line %d", &line) == 1;
-        if (placed) {
+        bool large = near != NULL && sscanf(err.message, "a number at line %d", &line) == 1;
+        if (large) {
+            api_fail(failure, API_CODE_INVALID_VALUE, NULL,
+                     "A number in the request body (line %d) is beyond 64 bits with a sign.", line);
+        } else if (placed) {
             api_fail(failure, API_CODE_INVALID_JSON, NULL,
                      "The request body is not valid JSON (line %d).", line);
         } else {

@@ -111,6 +111,11 @@ static struct http_span media_type(struct http_span value) {
 }
 
 bool api_gate_content_type(const struct http_request *request, struct api_failure *failure) {
+    struct http_span encoding = http_request_field(request, "content-encoding");
+    if (encoding.byte_count > 0 && !http_span_is_caseless(encoding, "identity")) {
+        return api_fail(failure, API_CODE_UNSUPPORTED_MEDIA_TYPE, NULL,
+                        "Send the body as it is: 'Content-Encoding' is not understood.");
+    }
     struct http_span type = media_type(http_request_field(request, "content-type"));
     if (http_span_is_caseless(type, "application/json")) {
         return true;

@@ -388,6 +388,28 @@ START_TEST(foreign_host_on_a_local_server_is_forbidden) {
 }
 END_TEST
 
+START_TEST(a_packed_body_is_refused) {
+    api_fixture_ready(f);
+    api_fixture_send(
+        f, &f->client,
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: gzip\r\n"
+        "Content-Type: application/json\r\nContent-Length: 14\r\n\r\n{\"prompt\":\"a\"}");
+    expect_error(415, "unsupported_media_type");
+    ck_assert_uint_eq(f->submit_count, 0);
+}
+END_TEST
+
+START_TEST(a_number_beyond_64_bits_is_named_as_such) {
+    api_fixture_ready(f);
+    api_fixture_send(f, &f->client,
+                     "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                     "Content-Type: application/json\r\nContent-Length: 42\r\n\r\n"
+                     "{\"prompt\":\"a\",\"seed\":18446744073709551615}");
+    expect_error(400, "invalid_value");
+    ck_assert_uint_eq(f->submit_count, 0);
+}
+END_TEST
+
 START_TEST(pages_cannot_post_without_asking) {
     api_fixture_ready(f);
     api_fixture_send(f, &f->client,
@@ -512,6 +534,8 @@ Suite *suite_api_routes(void) {
     tcase_add_test(tc, metrics_can_be_closed);
     tcase_add_test(tc, foreign_host_on_a_local_server_is_forbidden);
     tcase_add_test(tc, pages_cannot_post_without_asking);
+    tcase_add_test(tc, a_packed_body_is_refused);
+    tcase_add_test(tc, a_number_beyond_64_bits_is_named_as_such);
     tcase_add_test(tc, heads_are_refused_before_their_body);
     tcase_add_test(tc, bodies_must_be_json_objects);
     tcase_add_test(tc, tokenize_and_detokenize_are_inverse);
