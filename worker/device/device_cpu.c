@@ -103,20 +103,40 @@ static enum status cpu_map(struct device *device, enum ledger_id line, size_t by
     return STATUS_OK;
 }
 
-// What the machine could still give without swapping; UINT64_MAX where it does not say.
-static uint64_t available_bytes(void) {
-    FILE *file = fopen("/proc/meminfo", "r");
+// The number behind `key` in a file of "key number ..." lines; with an empty key, the file's only
+// number. False when there is none ("max", say).
+static bool read_number(const char *path, const char *key, uint64_t *out) {
+    FILE *file = fopen(path, "r");
     if (file == NULL) {
-        return UINT64_MAX;
+        return false;
     }
-    char line[128];
-    unsigned long long kib = 0;
+    char line[256];
+    size_t key_bytes = strlen(key);
     bool found = false;
     while (!found && fgets(line, sizeof line, file) != NULL) {
-        found = sscanf(line, "MemAvailable: %llu kB", &kib) == 1;
+        unsigned long long number = 0;
+        found =
+            strncmp(line, key, key_bytes) == 0 && sscanf(line + key_bytes, " %llu", &number) == 1;
+        *out = found ? number : *out;
     }
     fclose(file);
-    return found ? kib * 1024 : UINT64_MAX;
+    return found;
+}
+
+// What this process could still take: of the machine without swapping, and of its control group
+// (version 2, as a container sees its own), whose cached file pages can be given back.
+static uint64_t available_bytes(void) {
+    uint64_t kib = 0, limit = 0, used = 0, cached = 0;
+    uint64_t machine =
+        read_number("/proc/meminfo", "MemAvailable:", &kib) ? kib * 1024 : UINT64_MAX;
+    if (!read_number("/sys/fs/cgroup/memory.max", "", &limit) ||
+        !read_number("/sys/fs/cgroup/memory.current", "", &used)) {
+        return machine;
+    }
+    read_number("/sys/fs/cgroup/memory.stat", "inactive_file ", &cached);
+    used = used > cached ? used - cached : 0;
+    uint64_t group = limit > used ? limit - used : 0;
+    return group < machine ? group : machine;
 }
 
 static enum status cpu_populate(struct device *device, enum ledger_id line, void *memory,
@@ -127,7 +147,8 @@ static enum status cpu_populate(struct device *device, enum ledger_id line, void
     if (bytes > available) {
         error_hint(err, "end other programs, or lower --kv-cache-memory-bytes");
         return error_set(err, STATUS_EXHAUSTED,
-                         "ledger line '%s' needs %.1f MiB, this machine has %.1f MiB left",
+                         "ledger line '%s' needs %.1f MiB, this machine or its control group has "
+                         "%.1f MiB left",
                          memory_ledger_name(line), (double)bytes / 1048576.0,
                          (double)available / 1048576.0);
     }
