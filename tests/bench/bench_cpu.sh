@@ -46,4 +46,4 @@ while [ $round -lt "$rounds" ]; do
         wait "$PEER_PID" 2>/dev/null || true
     fi
 done
-python3 tests/bench/summary.py "$work/lines"
+python3 tests/bench/summary.py "$work/lines" "$work/kernels"
