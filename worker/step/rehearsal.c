@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/step/rehearsal.h"
 
+#include "common/invariant.h"
 #include "common/memory.h"
 
 struct script {
     uint32_t seqs;
     uint32_t chunk;    // prompt tokens of each sequence; the first has `rest` more
     uint32_t rest;
-    bool decodes;        // the context has room for a token after the first drawn one
-    int32_t *tokens;     // [longest prompt]
-    uint32_t *blocks;    // [blocks of the longest]
+    bool decodes;               // the context has room for a token after the first drawn one
+    uint32_t blocks_longest;    // of the first sequence
+    uint32_t blocks_each;       // of the others
+    int32_t *tokens;            // [longest prompt]
+    uint32_t *blocks;           // [blocks_longest + (seqs - 1) * blocks_each]
     struct plan_admit *admits;
     struct plan_prefill *prefills;
 };
@@ -22,7 +25,11 @@ static uint32_t min_u32(uint32_t a, uint32_t b) {
     return a < b ? a : b;
 }
 
-// As many sequences as a step may have rows for, sharing all of its tokens.
+static uint32_t length_of(const struct script *script, uint32_t prompt) {
+    return prompt + (script->decodes ? 2 : 1);
+}
+
+// As many sequences as a step may have rows for and the pool has blocks for, sharing its tokens.
 static void choose_shape(const struct plan_limits *limits, struct script *script) {
     const struct envelope *e = &limits->envelope;
     script->seqs = min_u32(e->seqs, e->tokens);
@@ -31,20 +38,25 @@ static void choose_shape(const struct plan_limits *limits, struct script *script
     script->chunk = min_u32(e->tokens / script->seqs, prompt_max);
     uint32_t left = e->tokens - script->chunk * script->seqs;
     script->rest = min_u32(left, prompt_max - script->chunk);
+    script->blocks_each = blocks_for(limits, length_of(script, script->chunk));
+    script->blocks_longest = blocks_for(limits, length_of(script, script->chunk + script->rest));
+    INVARIANT(limits->kv_blocks >= script->blocks_longest);    // else the start was refused
+    uint32_t others = (limits->kv_blocks - script->blocks_longest) / script->blocks_each;
+    script->seqs = min_u32(script->seqs, 1 + others);
 }
 
-// Every sequence may use the same blocks: nobody reads what is written here.
-static void write_plans(const struct plan_limits *limits, struct script *script) {
+static void write_plans(struct script *script) {
+    uint32_t block = 0;
     for (uint32_t i = 0; i < script->seqs; i++) {
         uint32_t prompt = script->chunk + (i == 0 ? script->rest : 0);
-        uint32_t len_max = prompt + (script->decodes ? 2 : 1);
+        uint32_t block_count = i == 0 ? script->blocks_longest : script->blocks_each;
         struct slot_ref ref = {i, 1};
         script->admits[i] = (struct plan_admit){
             .ref = ref,
             .prompt_tokens = prompt,
-            .len_max = len_max,
-            .block_count = blocks_for(limits, len_max),
-            .blocks = script->blocks,
+            .len_max = length_of(script, prompt),
+            .block_count = block_count,
+            .blocks = script->blocks + block,
             // Logits exist a tile of rows at a time and scratch is a thread's own: every sequence
             // draws, one of them takes every path, and that is the most there ever is.
             .sampling = {.temperature = i == 0 ? 1.0f : 0.0f,
@@ -56,6 +68,10 @@ static void write_plans(const struct plan_limits *limits, struct script *script)
                          .top_logprobs = i == 0 ? BOUND_LOGPROBS : 0},
         };
         script->prefills[i] = (struct plan_prefill){ref, 0, prompt, script->tokens, -1, true};
+        for (uint32_t b = 0; b < block_count; b++) {
+            script->blocks[block] = block;
+            block++;
+        }
     }
 }
 
@@ -104,7 +120,9 @@ enum status rehearsal_run(struct executor *executor, const struct plan_limits *l
     choose_shape(limits, &script);
     uint32_t longest = script.chunk + script.rest;
     script.tokens = memory_array(longest, sizeof *script.tokens);
-    script.blocks = memory_array(blocks_for(limits, longest + 2), sizeof *script.blocks);
+    script.blocks =
+        memory_array(script.blocks_longest + (size_t)(script.seqs - 1) * script.blocks_each,
+                     sizeof *script.blocks);
     script.admits = memory_array(script.seqs, sizeof *script.admits);
     script.prefills = memory_array(script.seqs, sizeof *script.prefills);
     enum status status;
@@ -112,7 +130,7 @@ enum status rehearsal_run(struct executor *executor, const struct plan_limits *l
         script.prefills == NULL) {
         status = error_set(err, STATUS_EXHAUSTED, "no memory for a rehearsal");
     } else {
-        write_plans(limits, &script);
+        write_plans(&script);
         status = run_script(executor, &script, err);
     }
     memory_free(script.tokens);
