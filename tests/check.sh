@@ -8,7 +8,8 @@ step() { echo "== $* ($(($(date +%s) - start)) s)"; }
 step "unit tests, every compiler and variant"
 for cc in gcc clang; do
     for build in release debug asan tsan; do
-        make --no-print-directory -s -j2 unit CC=$cc BUILD=$build
+        make --no-print-directory -s -j2 "build/$cc-$build/tests/unit/run" CC=$cc BUILD=$build
+        make --no-print-directory -s -j2 unit-kernels unit-others CC=$cc BUILD=$build
     done
 done
 step tidy
