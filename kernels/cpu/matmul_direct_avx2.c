@@ -113,7 +113,7 @@ AVX2_INLINE void one_strip(enum dtype dtype, const struct matmul_tile *tile, uin
         .data = pack_place_of(tile->weight, group).data,
         .unit_bytes = quads_unit_bytes(dtype),
         .q = input->q + row * input->cols,
-        .q16 = input->q16 + (input->q16 != NULL ? row * input->cols : 0),
+        .q16 = input->q16 == NULL ? NULL : input->q16 + row * input->cols,
         .scale = input->scale + row * input->block_count,
         .sum = input->sum + row * input->block_count,
     };

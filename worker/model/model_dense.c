@@ -111,11 +111,15 @@ static void output_block(const struct model_view *m, struct reader *reader,
     for (uint32_t done = 0; done < step->logit_count; done += tile_max) {
         uint32_t left = step->logit_count - done;
         uint32_t rows = left < tile_max ? left : tile_max;
+        // The measure reader needs counts only; its step has no arrays.
+        const uint32_t *row_index = step->logit_row == NULL ? NULL : step->logit_row + done;
+        struct op_sample_row *sample_rows =
+            step->sample_rows == NULL ? NULL : step->sample_rows + done;
         reader_matmul(reader, &(struct op_matmul_args){
                                   .input = OP_INPUT_RMS_NORM,
                                   .x = x,
                                   .x_stride = c->hidden,
-                                  .row_index = step->logit_row + done,
+                                  .row_index = row_index,
                                   .row_count = rows,
                                   .norm_weight = m->output_norm,
                                   .norm_eps = c->rms_eps,
@@ -125,9 +129,8 @@ static void output_block(const struct model_view *m, struct reader *reader,
                                   .y_stride = {c->vocabulary},
                               });
         reader_sample(reader,
-                      &(struct op_sample_args){.rows = step->sample_rows + done,
-                                               .row_count = rows,
-                                               .vocabulary = c->vocabulary},
+                      &(struct op_sample_args){
+                          .rows = sample_rows, .row_count = rows, .vocabulary = c->vocabulary},
                       logits);
     }
     reader_drop(reader, logits);
