@@ -260,3 +260,15 @@ void attention_run(const struct op_ctx *ctx, const struct op_attention_args *arg
         ctx->parallel(ctx->pool, task_count, whole_task, &job);
     }
 }
+
+void attention_find_spans(const struct attention_tile *tile, uint32_t chunk_index,
+                          uint32_t span_count, const uint8_t **key, const uint8_t **value) {
+    const struct op_kv_layout *kv = tile->args->kv;
+    for (uint32_t s = 0; s < span_count; s++) {
+        uint32_t position = chunk_index * ATTENTION_CHUNK + KV_SPAN * s;
+        const uint8_t *page = kv_page(tile->args->step, kv, tile->args->layer, tile->seq, position);
+        uint32_t in_block = position % kv->block_tokens;
+        key[s] = page + kv_key_span_offset(kv, tile->kv_head, in_block);
+        value[s] = page + kv_value_offset(kv, tile->kv_head, in_block);
+    }
+}

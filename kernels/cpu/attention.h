@@ -70,6 +70,11 @@ size_t attention_scratch(const struct op_ctx *ctx, const struct op_attention_arg
 void attention_run(const struct op_ctx *ctx, const struct op_attention_args *args,
                    const struct attention_kernels *kernels);
 
+// Where the first `span_count` spans of 16 positions of a chunk lie in the pool: keys
+// [head_dim][16], values [16][head_dim].
+void attention_find_spans(const struct attention_tile *tile, uint32_t chunk_index,
+                          uint32_t span_count, const uint8_t **key, const uint8_t **value);
+
 // The query vector and the output row of query `index` of a tile.
 static inline size_t attention_query_offset(const struct attention_tile *tile, uint32_t index) {
     size_t row = tile->row_begin + index / tile->group;

@@ -288,18 +288,6 @@ static void outputs(const struct chunk *chunk, bool halves, const struct attenti
 
 // ---- the kernel table --------------------------------------------------------------------------
 
-static void find_spans(struct chunk *chunk) {
-    const struct attention_tile *tile = chunk->tile;
-    const struct op_kv_layout *kv = tile->args->kv;
-    for (uint32_t s = 0; s < chunk->span_count; s++) {
-        uint32_t position = chunk->index * ATTENTION_CHUNK + KV_SPAN * s;
-        const uint8_t *page = kv_page(tile->args->step, kv, tile->args->layer, tile->seq, position);
-        uint32_t in_block = position % kv->block_tokens;
-        chunk->key[s] = page + kv_key_span_offset(kv, tile->kv_head, in_block);
-        chunk->value[s] = page + kv_value_offset(kv, tile->kv_head, in_block);
-    }
-}
-
 static void chunk_avx512(const struct attention_tile *tile, uint32_t chunk_index,
                          const struct attention_part *out) {
     const struct op_kv_layout *kv = tile->args->kv;
@@ -312,7 +300,7 @@ static void chunk_avx512(const struct attention_tile *tile, uint32_t chunk_index
     };
     uint32_t most = limit_of(&chunk, chunk.query_count - 1);
     chunk.span_count = (most + KV_SPAN - 1) / KV_SPAN;
-    find_spans(&chunk);
+    attention_find_spans(tile, chunk_index, chunk.span_count, chunk.key, chunk.value);
     bool halves = kv->dtype == DTYPE_F16;
     scores(&chunk, halves);
     for (uint32_t i = 0; i < chunk.query_count; i++) {
