@@ -65,6 +65,7 @@ struct op_step {
     uint8_t *kv_base;               // pool base; kernels read it here, so that the pool may move
     uint32_t row_count;             // tokens in this step
     uint32_t seq_count;             // sequences in this step
+    uint32_t logit_count;           // rows of this step that are projected to the vocabulary
     const int32_t *token;           // [row_count]
     const uint32_t *position;       // [row_count] absolute position of the row
     const uint32_t *row_seq;        // [row_count] index of the row's sequence; rows of one sequence
@@ -73,6 +74,23 @@ struct op_step {
     const uint32_t *block_table;    // [seq_count, block_table_stride] block ids
     uint32_t block_table_stride;
 };
+
+// How many rows an operation has. What is known when it is measured or captured is only the most
+// there may be; what there is stands in the step descriptor when it runs, so that a captured launch
+// serves every smaller step. Rows behind the live ones are neither read nor written.
+struct op_rows {
+    uint32_t most;
+    const uint32_t *live;    // NULL: exactly `most`
+    uint32_t skip;           // of the live ones, handled by earlier launches
+};
+
+static inline uint32_t op_rows_now(const struct op_rows *rows) {
+    if (rows->live == NULL) {
+        return rows->most;
+    }
+    uint32_t left = *rows->live > rows->skip ? *rows->live - rows->skip : 0;
+    return left < rows->most ? left : rows->most;
+}
 
 // ---- operations --------------------------------------------------------------------------------
 
@@ -98,13 +116,13 @@ struct op_matmul_args {
     const float *x;     // [.., cols], row stride x_stride elements
     const float *x2;    // SILU_MUL only, same stride
     uint32_t x_stride;
-    const uint32_t *row_index;    // NULL, or [row_count]: which row of x feeds output row r
-    uint32_t row_count;
+    const uint32_t *row_index;    // NULL, or [rows]: which row of x feeds output row r
+    struct op_rows rows;
     const float *norm_weight;    // RMS_NORM only, [cols]
     float norm_eps;
     uint32_t weight_count;
     const struct op_weight *weight[OP_MATMUL_WEIGHTS_MAX];    // equal cols
-    float *y[OP_MATMUL_WEIGHTS_MAX];                          // [row_count, y_stride[w]]
+    float *y[OP_MATMUL_WEIGHTS_MAX];                          // [rows, y_stride[w]]
     uint32_t y_stride[OP_MATMUL_WEIGHTS_MAX];
     bool accumulate;    // residual: y += instead of y =
 };
@@ -165,7 +183,7 @@ struct op_token_bias {
 // smaller id), top-k, top-p, min-p, one draw. Logprobs are of the raw logits, before all of that.
 struct op_sample_row {
     // in
-    const float *logits;    // [vocabulary]; never written
+    const float *logits;    // [vocabulary]; never written. Set from op_sample_args where given there
     float temperature, top_p, min_p;
     uint32_t top_k;                               // 0 = off
     float repetition_penalty;                     // 1 = off
@@ -191,8 +209,9 @@ struct op_sample_row {
 };
 
 struct op_sample_args {
-    struct op_sample_row *rows;
-    uint32_t row_count;
+    struct op_sample_row *row;    // [rows]
+    struct op_rows rows;
+    const float *logits;    // [rows, vocabulary]; NULL: each row names its own
     uint32_t vocabulary;
 };
 

@@ -49,7 +49,7 @@ static bool is_signed(enum dtype dtype) {
 static size_t lay_out_input(const struct op_matmul_args *args, uint8_t *base,
                             struct matmul_input *out) {
     uint32_t cols = args->weight[0]->cols;
-    size_t rows = min_u32(args->row_count, MATMUL_PASS_ROWS);
+    size_t rows = min_u32(args->rows.most, MATMUL_PASS_ROWS);
     struct matmul_input input = {.cols = cols, .block_count = cols / PACK_BLOCK};
     uintptr_t start = (uintptr_t)base;
     uintptr_t at = start;
@@ -216,9 +216,10 @@ void matmul_run(const struct op_ctx *ctx, const struct op_matmul_args *args,
     size_t input_bytes = lay_out_input(args, ctx->scratch, &job.input);
     job.thread_scratch = ctx->scratch + input_bytes;
     job.thread_scratch_bytes = align64(kernels->thread_scratch_bytes);
-    for (uint32_t begin = 0; begin < args->row_count; begin += MATMUL_PASS_ROWS) {
+    uint32_t row_count = op_rows_now(&args->rows);
+    for (uint32_t begin = 0; begin < row_count; begin += MATMUL_PASS_ROWS) {
         job.pass_begin = begin;
-        job.input.row_count = min_u32(args->row_count - begin, MATMUL_PASS_ROWS);
+        job.input.row_count = min_u32(row_count - begin, MATMUL_PASS_ROWS);
         prepare_rows(ctx, &job);
         run_tiles(ctx, &job);
     }

@@ -292,10 +292,13 @@ static void row_task(void *arg, uint32_t task_index, uint32_t thread_index) {
     uint8_t *base = job->scratch + thread_bytes(vocabulary) * thread_index;
     struct task task = {
         .kernels = job->kernels,
-        .row = &job->args->rows[task_index],
+        .row = &job->args->row[task_index],
         .memory = memory_at(base, vocabulary),
         .vocabulary = vocabulary,
     };
+    if (job->args->logits != NULL) {
+        task.row->logits = job->args->logits + (size_t)task_index * vocabulary;
+    }
     task.row->token = choose(&task);
     if (task.row->want_logprob) {
         fill_logprobs(&task);
@@ -307,5 +310,8 @@ void sample_run(const struct op_ctx *ctx, const struct op_sample_args *args,
     INVARIANT(args->vocabulary > 0);
     INVARIANT(ctx->scratch_bytes >= sample_scratch(ctx, args));
     struct job job = {.args = args, .kernels = kernels, .scratch = ctx->scratch};
-    ctx->parallel(ctx->pool, args->row_count, row_task, &job);
+    uint32_t row_count = op_rows_now(&args->rows);
+    if (row_count > 0) {
+        ctx->parallel(ctx->pool, row_count, row_task, &job);
+    }
 }

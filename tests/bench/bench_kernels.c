@@ -349,7 +349,7 @@ static struct op_matmul_args product_of(const struct step *s, enum op_input inpu
         .input = input,
         .x = x,
         .x_stride = cols,
-        .row_count = s->op.row_count,
+        .rows.most = s->op.row_count,
         .norm_weight = s->model->norm,
         .norm_eps = 1e-5f,
     };
@@ -437,15 +437,15 @@ static void output(struct bench *bench, struct step *s) {
     }
     struct op_matmul_args args = product_of(s, OP_INPUT_RMS_NORM, m->x, HIDDEN);
     args.row_index = m->logit_row;
-    args.row_count = s->seqs;
+    args.rows.most = s->seqs;
     args.weight_count = 1;
     args.weight[0] = &m->embed;
     args.y[0] = m->logits;
     args.y_stride[0] = VOCABULARY;
     bench->ops->matmul(&bench->ctx, &args);
     lap(s, LAP_OUTPUT);
-    bench->ops->sample(&bench->ctx, &(struct op_sample_args){.rows = m->sample,
-                                                             .row_count = s->seqs,
+    bench->ops->sample(&bench->ctx, &(struct op_sample_args){.row = m->sample,
+                                                             .rows.most = s->seqs,
                                                              .vocabulary = VOCABULARY});
     lap(s, LAP_SAMPLE);
 }
@@ -552,7 +552,7 @@ static void run_product(struct bench *bench, void *arg) {
 static void print_product(struct bench *bench, struct product *p, uint32_t input_rows) {
     const struct op_weight *w = &p->weight[0];
     bool plain = dtype_block_elements(w->dtype) == 1;
-    p->args.row_count = input_rows;
+    p->args.rows.most = input_rows;
     double seconds = median_s(bench, run_product, p) / p->copies;
     double gops = 2e-9 * w->rows * w->cols * input_rows / seconds;
     double gb_s = 1e-9 * (double)bench->ops->weight_bytes(w->dtype, w->rows, w->cols) / seconds;

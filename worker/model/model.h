@@ -26,9 +26,8 @@ struct model;
 struct forward_step {
     const struct op_step *step;
     const struct op_kv_layout *kv;
-    uint32_t logit_count;                 // rows projected to the vocabulary
-    const uint32_t *logit_row;            // [logit_count] which row of the step feeds each
-    struct op_sample_row *sample_rows;    // [logit_count]
+    const uint32_t *logit_row;            // [step->logit_count] which row of the step feeds each
+    struct op_sample_row *sample_rows;    // [step->logit_count]
     uint32_t logit_tile;                  // rows per pass over the output matrix, >= 1
     uint32_t layer_limit;                 // 0 = all; a rehearsal runs fewer (see rehearsal.h)
 };

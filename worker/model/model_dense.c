@@ -17,14 +17,14 @@ static void attention_block(const struct model_view *m, struct reader *reader,
                             const struct dense_buffers *b) {
     const struct model_config *c = m->config;
     const struct model_layer *w = &m->layers[layer];
-    uint32_t rows = step->step->row_count;
+    struct op_rows rows = {step->step->row_count, &step->step->row_count, 0};
     uint32_t q_width = c->q_head_count * c->head_dim;
     uint32_t kv_width = c->kv_head_count * c->head_dim;
     reader_matmul(reader, &(struct op_matmul_args){
                               .input = OP_INPUT_RMS_NORM,
                               .x = b->x,
                               .x_stride = c->hidden,
-                              .row_count = rows,
+                              .rows = rows,
                               .norm_weight = w->attn_norm,
                               .norm_eps = c->rms_eps,
                               .weight_count = 3,
@@ -59,7 +59,7 @@ static void attention_block(const struct model_view *m, struct reader *reader,
                               .input = OP_INPUT_PLAIN,
                               .x = b->a,
                               .x_stride = q_width,
-                              .row_count = rows,
+                              .rows = rows,
                               .weight_count = 1,
                               .weight = {&w->o},
                               .y = {b->x},
@@ -68,15 +68,17 @@ static void attention_block(const struct model_view *m, struct reader *reader,
                           });
 }
 
-static void mlp_block(const struct model_view *m, struct reader *reader, uint32_t rows,
-                      uint32_t layer, const struct dense_buffers *b) {
+static void mlp_block(const struct model_view *m, struct reader *reader,
+                      const struct forward_step *step, uint32_t layer,
+                      const struct dense_buffers *b) {
     const struct model_config *c = m->config;
     const struct model_layer *w = &m->layers[layer];
+    struct op_rows rows = {step->step->row_count, &step->step->row_count, 0};
     reader_matmul(reader, &(struct op_matmul_args){
                               .input = OP_INPUT_RMS_NORM,
                               .x = b->x,
                               .x_stride = c->hidden,
-                              .row_count = rows,
+                              .rows = rows,
                               .norm_weight = w->ffn_norm,
                               .norm_eps = c->rms_eps,
                               .weight_count = 2,
@@ -89,7 +91,7 @@ static void mlp_block(const struct model_view *m, struct reader *reader, uint32_
                               .x = b->gate,
                               .x2 = b->up,
                               .x_stride = c->inter,
-                              .row_count = rows,
+                              .rows = rows,
                               .weight_count = 1,
                               .weight = {&w->down},
                               .y = {b->x},
@@ -102,15 +104,16 @@ static void mlp_block(const struct model_view *m, struct reader *reader, uint32_
 static void output_block(const struct model_view *m, struct reader *reader,
                          const struct forward_step *step, const float *x) {
     const struct model_config *c = m->config;
-    if (step->logit_count == 0) {
+    uint32_t logit_count = step->step->logit_count;
+    if (logit_count == 0) {
         return;
     }
     INVARIANT(step->logit_tile > 0);
-    uint32_t tile_max = step->logit_count < step->logit_tile ? step->logit_count : step->logit_tile;
+    uint32_t tile_max = logit_count < step->logit_tile ? logit_count : step->logit_tile;
     float *logits = reader_take_f32(reader, (size_t)tile_max * c->vocabulary);
-    for (uint32_t done = 0; done < step->logit_count; done += tile_max) {
-        uint32_t left = step->logit_count - done;
-        uint32_t rows = left < tile_max ? left : tile_max;
+    for (uint32_t done = 0; done < logit_count; done += tile_max) {
+        uint32_t left = logit_count - done;
+        struct op_rows rows = {left < tile_max ? left : tile_max, &step->step->logit_count, done};
         // The measure reader needs counts only; its step has no arrays.
         const uint32_t *row_index = step->logit_row == NULL ? NULL : step->logit_row + done;
         struct op_sample_row *sample_rows =
@@ -120,7 +123,7 @@ static void output_block(const struct model_view *m, struct reader *reader,
                                   .x = x,
                                   .x_stride = c->hidden,
                                   .row_index = row_index,
-                                  .row_count = rows,
+                                  .rows = rows,
                                   .norm_weight = m->output_norm,
                                   .norm_eps = c->rms_eps,
                                   .weight_count = 1,
@@ -128,10 +131,10 @@ static void output_block(const struct model_view *m, struct reader *reader,
                                   .y = {logits},
                                   .y_stride = {c->vocabulary},
                               });
-        reader_sample(reader,
-                      &(struct op_sample_args){
-                          .rows = sample_rows, .row_count = rows, .vocabulary = c->vocabulary},
-                      logits);
+        reader_sample(reader, &(struct op_sample_args){.row = sample_rows,
+                                                       .rows = rows,
+                                                       .logits = logits,
+                                                       .vocabulary = c->vocabulary});
     }
     reader_drop(reader, logits);
 }
@@ -159,7 +162,7 @@ void model_dense_forward(const struct model *model, struct reader *reader,
         reader_drop(reader, b.q);
         b.gate = reader_take_f32(reader, rows * c->inter);
         b.up = reader_take_f32(reader, rows * c->inter);
-        mlp_block(m, reader, (uint32_t)rows, layer, &b);
+        mlp_block(m, reader, step, layer, &b);
         reader_drop(reader, b.up);
         reader_drop(reader, b.gate);
     }

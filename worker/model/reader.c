@@ -31,6 +31,10 @@ size_t reader_peak_bytes(const struct reader *reader) {
     return reader->peak_bytes;
 }
 
+uint32_t reader_launch_count(const struct reader *reader) {
+    return reader->launch_count;
+}
+
 static uintptr_t base_of(const struct reader *reader) {
     return reader->executes ? (uintptr_t)reader->arena : MEASURE_BASE;
 }
@@ -78,6 +82,12 @@ void reader_drop(struct reader *reader, const void *memory) {
     UNREACHABLE();
 }
 
+// Counts the launch; true when it is to be made.
+static bool launches(struct reader *reader) {
+    reader->launch_count++;
+    return reader->executes;
+}
+
 // The context with this operation's scratch, taken for as long as the operation runs.
 static struct op_ctx with_scratch(struct reader *reader, size_t bytes) {
     struct op_ctx ctx = *reader->ctx;
@@ -87,39 +97,36 @@ static struct op_ctx with_scratch(struct reader *reader, size_t bytes) {
 }
 
 void reader_embed(struct reader *reader, const struct op_embed_args *args) {
-    if (reader->executes) {
+    if (launches(reader)) {
         reader->ops->embed(reader->ctx, args);
     }
 }
 
 void reader_matmul(struct reader *reader, const struct op_matmul_args *args) {
     struct op_ctx ctx = with_scratch(reader, reader->ops->matmul_scratch(reader->ctx, args));
-    if (reader->executes) {
+    if (launches(reader)) {
         reader->ops->matmul(&ctx, args);
     }
     reader_drop(reader, ctx.scratch);
 }
 
 void reader_rope_append(struct reader *reader, const struct op_rope_append_args *args) {
-    if (reader->executes) {
+    if (launches(reader)) {
         reader->ops->rope_append(reader->ctx, args);
     }
 }
 
 void reader_attention(struct reader *reader, const struct op_attention_args *args) {
     struct op_ctx ctx = with_scratch(reader, reader->ops->attention_scratch(reader->ctx, args));
-    if (reader->executes) {
+    if (launches(reader)) {
         reader->ops->attention(&ctx, args);
     }
     reader_drop(reader, ctx.scratch);
 }
 
-void reader_sample(struct reader *reader, const struct op_sample_args *args, const float *logits) {
+void reader_sample(struct reader *reader, const struct op_sample_args *args) {
     struct op_ctx ctx = with_scratch(reader, reader->ops->sample_scratch(reader->ctx, args));
-    if (reader->executes) {
-        for (uint32_t i = 0; i < args->row_count; i++) {
-            args->rows[i].logits = logits + (size_t)i * args->vocabulary;
-        }
+    if (launches(reader)) {
         reader->ops->sample(&ctx, args);
     }
     reader_drop(reader, ctx.scratch);

@@ -13,6 +13,8 @@
 // follows the memory that the function takes and drops, and so finds the exact workspace peak of a
 // step shape; the *run* reader gives real addresses inside the arena and executes. Both place
 // memory by the same rule (lowest offset that fits among what is alive), so they cannot disagree.
+// The *capture* reader is the run reader over a device's recording operations (device.h): the same
+// calls with the same addresses become a list that is replayed without the forward function.
 // The scratch of an operation comes from its own question and lives only while the operation runs.
 //
 //   Owns       nothing; keeps the arena, the operations and the context it was given.
@@ -34,6 +36,7 @@ struct reader {
     uint8_t *arena;    // run only
     size_t arena_bytes;
     size_t peak_bytes;    // highest end of any range so far
+    uint32_t launch_count;
     uint32_t live_count;
     struct reader_range live[READER_LIVE_MAX];    // sorted by begin
 };
@@ -42,6 +45,7 @@ void reader_init_measure(struct reader *reader, const struct ops *ops, const str
 void reader_init_run(struct reader *reader, const struct ops *ops, const struct op_ctx *ctx,
                      uint8_t *arena, size_t arena_bytes);
 size_t reader_peak_bytes(const struct reader *reader);
+uint32_t reader_launch_count(const struct reader *reader);    // operations asked for so far
 
 // Workspace memory, 64-byte aligned, contents undefined. Under measure the address must not be
 // read.
@@ -54,7 +58,6 @@ void reader_embed(struct reader *reader, const struct op_embed_args *args);
 void reader_matmul(struct reader *reader, const struct op_matmul_args *args);
 void reader_rope_append(struct reader *reader, const struct op_rope_append_args *args);
 void reader_attention(struct reader *reader, const struct op_attention_args *args);
-// Rows without logits yet: row i reads logits[i * vocabulary].
-void reader_sample(struct reader *reader, const struct op_sample_args *args, const float *logits);
+void reader_sample(struct reader *reader, const struct op_sample_args *args);
 
 #endif

@@ -50,7 +50,6 @@ struct batch {
     uint32_t *logit_index;                // [tokens]
     struct op_sample_row *sample_rows;    // [tokens]
     struct logit_row *logit_rows;         // [tokens]
-    uint32_t logit_count;
 };
 
 // ---- memory ------------------------------------------------------------------------------------
@@ -132,7 +131,7 @@ void batch_reset(struct batch *batch) {
         batch->slots[i].state = SLOT_FREE;
         batch->slots[i].gen = 0;
     }
-    batch->logit_count = 0;
+    batch->step.logit_count = 0;
     batch->step.row_count = 0;
 }
 
@@ -361,7 +360,7 @@ static bool uses_history(const struct sampling_params *s) {
 static void add_logit(struct batch *batch, uint32_t slot_index, uint32_t position, int32_t target) {
     const struct slot *slot = &batch->slots[slot_index];
     const struct sampling_params *s = &slot->sampling;
-    uint32_t index = batch->logit_count++;
+    uint32_t index = batch->step.logit_count++;
     batch->logit_index[index] = batch->step.row_count - 1;
     batch->logit_rows[index] = (struct logit_row){slot_index, position, target >= 0};
     uint32_t output_count = position > slot->prompt_tokens ? position - slot->prompt_tokens : 0;
@@ -422,7 +421,7 @@ static void lay_out_chunk(struct batch *batch, const struct plan_prefill *chunk)
 static void lay_out(struct batch *batch, const struct plan *plan) {
     batch->step.row_count = 0;
     batch->step.seq_count = 0;
-    batch->logit_count = 0;
+    batch->step.logit_count = 0;
     for (uint32_t i = 0; i < batch->limits.envelope.seqs; i++) {
         struct slot *slot = &batch->slots[i];
         if (slot->state == SLOT_DECODING && !slot->paused) {
@@ -460,7 +459,7 @@ const struct op_step *batch_step(const struct batch *batch) {
 }
 
 uint32_t batch_logit_count(const struct batch *batch) {
-    return batch->logit_count;
+    return batch->step.logit_count;
 }
 
 const uint32_t *batch_logit_rows(const struct batch *batch) {
@@ -502,7 +501,7 @@ void batch_commit(struct batch *batch, struct result_row *rows) {
             }
         }
     }
-    for (uint32_t i = 0; i < batch->logit_count; i++) {
+    for (uint32_t i = 0; i < batch->step.logit_count; i++) {
         const struct logit_row *row = &batch->logit_rows[i];
         const struct op_sample_row *drawn = &batch->sample_rows[i];
         rows[i] = (struct result_row){

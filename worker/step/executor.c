@@ -22,12 +22,12 @@ size_t executor_workspace_bytes(const struct model *model, const struct ops *ops
     struct op_step step = {
         .row_count = e->tokens,
         .seq_count = e->seqs < e->tokens ? e->seqs : e->tokens,
+        .logit_count = e->logit_rows,
         .block_table_stride = e->blocks_per_seq,
     };
     struct forward_step forward = {
         .step = &step,
         .kv = kv,
-        .logit_count = e->logit_rows,
         .logit_tile = logit_tile,
     };
     struct reader reader;
@@ -113,7 +113,6 @@ static void run(struct executor *executor, const struct plan *plan, struct step_
         struct forward_step forward = {
             .step = batch_step(o->batch),
             .kv = o->kv,
-            .logit_count = batch_logit_count(o->batch),
             .logit_row = batch_logit_rows(o->batch),
             .sample_rows = batch_sample_rows(o->batch),
             .logit_tile = o->logit_tile,

@@ -51,7 +51,7 @@ static void check_against_reference(struct fixture *fixture, const struct op_mat
     for (uint32_t w = 0; w < args->weight_count; w++) {
         const struct op_weight *weight = args->weight[w];
         bool plain = pack_is_plain(weight->dtype);
-        for (uint32_t r = 0; r < args->row_count; r++) {
+        for (uint32_t r = 0; r < args->rows.most; r++) {
             reference_input(args, r, plain, cols, input);
             for (uint32_t o = 0; o < weight->rows; o++) {
                 pack_decode_row(weight, o, weight_row);
@@ -94,7 +94,7 @@ static void make_product(struct fixture *fixture, struct product *p, enum op_inp
         .x = fixture_floats(fixture, (size_t)stride * row_count, 2.0f),
         .x2 = fixture_floats(fixture, (size_t)stride * row_count, 2.0f),
         .x_stride = stride,
-        .row_count = row_count,
+        .rows.most = row_count,
         .norm_weight = fixture_floats(fixture, cols, 1.5f),
         .norm_eps = 1e-5f,
         .weight_count = weight_count,
@@ -116,7 +116,7 @@ static void check_subset(struct fixture *fixture, const struct product *p, const
                          uint32_t thread_count, const uint32_t *rows, uint32_t row_count) {
     struct op_matmul_args args = p->args;
     args.row_index = rows;
-    args.row_count = row_count;
+    args.rows.most = row_count;
     uint32_t first_buffer = fixture->buffer_count;
     for (uint32_t w = 0; w < args.weight_count; w++) {
         args.y[w] = fixture_alloc(fixture, sizeof(float) * args.y_stride[w] * (row_count + 1));
@@ -136,7 +136,7 @@ static void check_subset(struct fixture *fixture, const struct product *p, const
 }
 
 static void check_bits(struct fixture *fixture, const struct product *p) {
-    uint32_t total = p->args.row_count;
+    uint32_t total = p->args.rows.most;
     uint32_t *rows = fixture_alloc(fixture, (total + 1) * sizeof *rows);
     for (int t = 0; t < TABLE_COUNT; t++) {
         if (ops_cpu(TABLES[t]) == NULL) {
