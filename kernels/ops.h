@@ -183,7 +183,8 @@ struct op_token_bias {
 // smaller id), top-k, top-p, min-p, one draw. Logprobs are of the raw logits, before all of that.
 struct op_sample_row {
     // in
-    const float *logits;    // [vocabulary]; never written. Set from op_sample_args where given there
+    const float
+        *logits;    // [vocabulary]; never written. Set from op_sample_args where given there
     float temperature, top_p, min_p;
     uint32_t top_k;                               // 0 = off
     float repetition_penalty;                     // 1 = off

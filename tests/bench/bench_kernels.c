@@ -444,9 +444,9 @@ static void output(struct bench *bench, struct step *s) {
     args.y_stride[0] = VOCABULARY;
     bench->ops->matmul(&bench->ctx, &args);
     lap(s, LAP_OUTPUT);
-    bench->ops->sample(&bench->ctx, &(struct op_sample_args){.row = m->sample,
-                                                             .rows.most = s->seqs,
-                                                             .vocabulary = VOCABULARY});
+    bench->ops->sample(
+        &bench->ctx,
+        &(struct op_sample_args){.row = m->sample, .rows.most = s->seqs, .vocabulary = VOCABULARY});
     lap(s, LAP_SAMPLE);
 }
 

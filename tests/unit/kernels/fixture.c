@@ -143,8 +143,7 @@ void fixture_attention(struct fixture *fixture, const struct ops *ops, uint32_t 
 
 void fixture_sample(struct fixture *fixture, const struct ops *ops, uint32_t thread_count,
                     struct op_sample_row *rows, uint32_t row_count, uint32_t vocabulary) {
-    struct op_sample_args args = {
-        .row = rows, .rows.most = row_count, .vocabulary = vocabulary};
+    struct op_sample_args args = {.row = rows, .rows.most = row_count, .vocabulary = vocabulary};
     uint32_t first = fixture->buffer_count;
     struct op_ctx ask = {.thread_count = thread_count};
     struct op_ctx ctx = fixture_ctx(fixture, thread_count, ops->sample_scratch(&ask, &args));
