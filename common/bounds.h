@@ -109,6 +109,8 @@
 // ---- scheduling --------------------------------------------------------------------------------
 // Sequences running in one group (slots). Configuration lowers it; the rest waits.
 #define BOUND_SEQS 1024u
+// Ranks of one group: one node. Refuse.
+#define BOUND_RANKS 8u
 // Sequences waiting in one group. 429.
 #define BOUND_WAITING 4096u
 // Tokens computed in one step of one group. Prompts are cut into chunks.

@@ -338,7 +338,8 @@ static enum status plan_memory(struct engine *engine, struct line_bytes *lines, 
         TRY(model_config_read(engine->weights, &config, err));
         positions = config.context < BOUND_SEQ_TOKENS ? config.context : BOUND_SEQ_TOKENS;
     }
-    TRY(model_create(engine->weights, ops, (uint32_t)positions, &engine->model, err));
+    TRY(model_create(engine->weights, ops, (struct model_shard){0, 1}, (uint32_t)positions,
+                     &engine->model, err));
     model_kv_layout(engine->model, o->kv_dtype, o->block_tokens, &engine->kv);
     TRY(size_kv(engine, lines, err));
     if (o->device_memory == 0) {
@@ -354,6 +355,12 @@ static enum status plan_memory(struct engine *engine, struct line_bytes *lines, 
 static enum status start(struct engine *engine, struct error *err) {
     struct line_bytes lines = {0};
     TRY(weights_open(engine->options.model_path, &engine->weights, err));
+    if (weights_shapes_only(engine->weights)) {
+        error_hint(err, "tare plan works with shapes; to serve, give a model with its weights");
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "model '%s' has no weights, only shapes (config.json alone)",
+                         engine->options.model_path);
+    }
     TRY(plan_memory(engine, &lines, err));
     TRY(load_weights(engine, lines.weights, err));
     weights_close(engine->weights);

@@ -60,6 +60,8 @@
     X("worker/step/batch", suite_batch)                                                            \
     X("worker/step/rehearsal", suite_rehearsal)                                                    \
     X("worker/weights/safetensors", suite_safetensors)                                             \
+    X("worker/weights/model_path", suite_model_path)                                               \
+    X("worker/model/model", suite_model)                                                           \
     X("controller/text/chat_template", suite_chat_template)
 
 #define X(name, function) Suite *function(void);

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { NAME_BYTES = 128, WEIGHT_ALIGNMENT = 64 };
+enum { NAME_BYTES = 128, WEIGHT_ALIGNMENT = 64, VOCABULARY_UNIT = 64 };
 
 // The visible list of families. A new one: a line here and its forward function.
 static const struct model_family families[] = {
@@ -21,13 +21,16 @@ struct model_item {
     char name[NAME_BYTES];
     struct op_weight *weight;    // matrix, or
     const float **vector;        // float32 vector
-    struct weights_tensor source;
+    enum model_split split;
+    uint32_t rows, cols;             // of this rank
+    struct weights_tensor source;    // of the whole model; no data in a model of shapes only
     size_t offset;
     size_t bytes;
 };
 
 struct model {
-    struct model_config config;
+    struct model_config config;    // whole
+    struct model_config part;      // of this rank
     const struct ops *ops;
     struct model_view view;
     struct model_layer *layers;
@@ -81,14 +84,27 @@ static void tensor_name(const struct weights *weights, const struct tensor_name 
 
 // ---- the list of weights -----------------------------------------------------------------------
 
-static enum status check_shape(const struct model_item *item, uint64_t rows, uint64_t cols,
-                               struct error *err) {
-    if (item->source.rows != rows || item->source.cols != cols) {
+struct shape {
+    uint32_t rows, cols;
+};
+
+// Where the item's tensor lies in the files, or what it would be.
+static enum status find_source(const struct model *model, const struct weights *weights,
+                               struct model_item *item, struct shape shape, struct error *err) {
+    if (weights_shapes_only(weights)) {
+        item->source =
+            (struct weights_tensor){model->config.dtype, shape.rows, shape.cols, NULL, 0};
+        bool good = dtype_row_bytes(model->config.dtype, (uint64_t)shape.rows * shape.cols,
+                                    &item->source.byte_count);
+        INVARIANT(good);    // plain types, and sizes within bounds
+        return STATUS_OK;
+    }
+    TRY(weights_find(weights, item->name, &item->source, err));
+    if (item->source.rows != shape.rows || item->source.cols != shape.cols) {
         return error_set(err, STATUS_CORRUPT,
-                         "tensor '%s' is [%llu, %llu]; the configuration asks for [%llu, %llu]",
+                         "tensor '%s' is [%llu, %llu]; the configuration asks for [%u, %u]",
                          item->name, (unsigned long long)item->source.rows,
-                         (unsigned long long)item->source.cols, (unsigned long long)rows,
-                         (unsigned long long)cols);
+                         (unsigned long long)item->source.cols, shape.rows, shape.cols);
     }
     return STATUS_OK;
 }
@@ -106,12 +122,14 @@ static void place(struct model *model, struct model_item *item, size_t bytes) {
     model->source_bytes += item->source.byte_count;
 }
 
-struct shape {
-    uint32_t rows, cols;
+// A matrix of the model and what this rank has of it.
+struct piece {
+    enum model_split split;
+    struct shape whole, part;
 };
 
 static enum status add_matrix(struct model *model, const struct weights *weights,
-                              const struct tensor_name *name, int layer, struct shape shape,
+                              const struct tensor_name *name, int layer, struct piece piece,
                               struct op_weight *weight, struct error *err) {
     struct model_item *item = next_item(model);
     tensor_name(weights, name, layer, "weight", item->name);
@@ -120,16 +138,19 @@ static enum status add_matrix(struct model *model, const struct weights *weights
     if (weights_has(weights, bias)) {
         return error_set(err, STATUS_UNSUPPORTED, "tensor '%s': biases are not built", bias);
     }
-    TRY(weights_find(weights, item->name, &item->source, err));
-    TRY(check_shape(item, shape.rows, shape.cols, err));
-    if (!model->ops->weight_supported(item->source.dtype, shape.rows, shape.cols)) {
+    TRY(find_source(model, weights, item, piece.whole, err));
+    struct shape part = piece.part;
+    if (!model->ops->weight_supported(item->source.dtype, part.rows, part.cols)) {
         return error_set(err, STATUS_UNSUPPORTED,
                          "tensor '%s' of type %s and shape [%u, %u] cannot be computed on %s",
-                         item->name, dtype_name(item->source.dtype), shape.rows, shape.cols,
+                         item->name, dtype_name(item->source.dtype), part.rows, part.cols,
                          model->ops->name);
     }
-    *weight = (struct op_weight){item->source.dtype, shape.rows, shape.cols, NULL};
+    *weight = (struct op_weight){item->source.dtype, part.rows, part.cols, NULL};
     item->weight = weight;
+    item->split = model->view.shard.world == 1 ? MODEL_SPLIT_COPY : piece.split;
+    item->rows = part.rows;
+    item->cols = part.cols;
     place(model, item, model->ops->weight_bytes(weight->dtype, weight->rows, weight->cols));
     return STATUS_OK;
 }
@@ -139,13 +160,15 @@ static enum status add_vector(struct model *model, const struct weights *weights
                               const float **vector, struct error *err) {
     struct model_item *item = next_item(model);
     tensor_name(weights, name, layer, "weight", item->name);
-    TRY(weights_find(weights, item->name, &item->source, err));
-    TRY(check_shape(item, 1, count, err));
+    TRY(find_source(model, weights, item, (struct shape){1, count}, err));
     if (dtype_block_elements(item->source.dtype) != 1) {
         return error_set(err, STATUS_UNSUPPORTED, "tensor '%s': a norm of type %s", item->name,
                          dtype_name(item->source.dtype));
     }
     item->vector = vector;
+    item->split = MODEL_SPLIT_COPY;
+    item->rows = 1;
+    item->cols = count;
     place(model, item, (size_t)count * sizeof(float));
     return STATUS_OK;
 }
@@ -153,19 +176,24 @@ static enum status add_vector(struct model *model, const struct weights *weights
 static enum status add_layer(struct model *model, const struct weights *weights, int index,
                              struct error *err) {
     const struct model_config *c = &model->config;
+    const struct model_config *p = &model->part;
     struct model_layer *layer = &model->layers[index];
-    struct shape q = {c->q_head_count * c->head_dim, c->hidden};
-    struct shape kv = {c->kv_head_count * c->head_dim, c->hidden};
-    struct shape o = {c->hidden, c->q_head_count * c->head_dim};
-    struct shape up = {c->inter, c->hidden};
-    struct shape down = {c->hidden, c->inter};
+    uint32_t d = c->head_dim;
+    struct piece q = {
+        MODEL_SPLIT_ROWS, {c->q_head_count * d, c->hidden}, {p->q_head_count * d, c->hidden}};
+    struct piece kv = {
+        MODEL_SPLIT_KV_ROWS, {c->kv_head_count * d, c->hidden}, {p->kv_head_count * d, c->hidden}};
+    struct piece o = {
+        MODEL_SPLIT_COLS, {c->hidden, c->q_head_count * d}, {c->hidden, p->q_head_count * d}};
+    struct piece up = {MODEL_SPLIT_ROWS, {c->inter, c->hidden}, {p->inter, c->hidden}};
+    struct piece down = {MODEL_SPLIT_COLS, {c->hidden, c->inter}, {c->hidden, p->inter}};
     TRY(add_vector(model, weights, &name_attn_norm, index, c->hidden, &layer->attn_norm, err));
     TRY(add_matrix(model, weights, &name_q, index, q, &layer->q, err));
     TRY(add_matrix(model, weights, &name_k, index, kv, &layer->k, err));
     TRY(add_matrix(model, weights, &name_v, index, kv, &layer->v, err));
     if (model->view.family->qk_norm) {
-        TRY(add_vector(model, weights, &name_q_norm, index, c->head_dim, &layer->q_norm, err));
-        TRY(add_vector(model, weights, &name_k_norm, index, c->head_dim, &layer->k_norm, err));
+        TRY(add_vector(model, weights, &name_q_norm, index, d, &layer->q_norm, err));
+        TRY(add_vector(model, weights, &name_k_norm, index, d, &layer->k_norm, err));
     }
     TRY(add_matrix(model, weights, &name_o, index, o, &layer->o, err));
     TRY(add_vector(model, weights, &name_ffn_norm, index, c->hidden, &layer->ffn_norm, err));
@@ -206,7 +234,8 @@ static enum status find_rope_divisors(struct model *model, const struct weights 
 static enum status list_weights(struct model *model, const struct weights *weights,
                                 struct error *err) {
     const struct model_config *c = &model->config;
-    struct shape vocabulary = {c->vocabulary, c->hidden};
+    struct piece vocabulary = {
+        MODEL_SPLIT_VOCABULARY, {c->vocabulary, c->hidden}, {model->part.vocabulary, c->hidden}};
     TRY(add_matrix(model, weights, &name_embed, LAYER_NONE, vocabulary, &model->embed, err));
     for (uint32_t i = 0; i < c->layer_count; i++) {
         TRY(add_layer(model, weights, (int)i, err));
@@ -217,6 +246,60 @@ static enum status list_weights(struct model *model, const struct weights *weigh
         TRY(add_matrix(model, weights, &name_output, LAYER_NONE, vocabulary, &model->output, err));
     }
     return find_rope_divisors(model, weights, err);
+}
+
+// ---- sharding ----------------------------------------------------------------------------------
+
+// What stands in the way of sharing the model out, or NULL.
+static const char *indivisible(const struct model_config *c, uint32_t world, uint32_t *count) {
+    if (c->q_head_count % world != 0) {
+        *count = c->q_head_count;
+        return "attention heads";
+    }
+    bool kv_divides =
+        c->kv_head_count >= world ? c->kv_head_count % world == 0 : world % c->kv_head_count == 0;
+    if (!kv_divides) {
+        *count = c->kv_head_count;
+        return "KV heads";
+    }
+    *count = c->inter;
+    return c->inter % world == 0 ? NULL : "inner columns";
+}
+
+static enum status refuse_shard(const struct model_config *c, uint32_t world, struct error *err) {
+    uint32_t count = 0;
+    const char *what = indivisible(c, world, &count);
+    if (what == NULL) {
+        return STATUS_OK;
+    }
+    char allowed[64] = "";
+    size_t used = 0;
+    for (uint32_t p = 1; p <= BOUND_RANKS; p++) {
+        uint32_t unused;
+        if (indivisible(c, p, &unused) == NULL) {
+            used += (size_t)snprintf(allowed + used, sizeof allowed - used, "%s%u",
+                                     used == 0 ? "" : ", ", p);
+        }
+    }
+    error_hint(err, "this model allows --tensor-parallel-size %s", allowed);
+    return error_set(err, STATUS_UNSUPPORTED,
+                     "--tensor-parallel-size %u: %u %s do not divide over the ranks", world, count,
+                     what);
+}
+
+// models.md section 6.1.
+static void share_out(struct model *model) {
+    const struct model_config *c = &model->config;
+    uint32_t world = model->view.shard.world;
+    model->part = *c;
+    if (world == 1) {
+        return;
+    }
+    uint32_t unit = VOCABULARY_UNIT * world;
+    model->part.q_head_count = c->q_head_count / world;
+    model->part.kv_head_count = c->kv_head_count >= world ? c->kv_head_count / world : 1;
+    model->part.inter = c->inter / world;
+    model->part.vocabulary = (c->vocabulary + unit - 1) / unit * VOCABULARY_UNIT;
 }
 
 // ---- life cycle --------------------------------------------------------------------------------
@@ -230,7 +313,8 @@ static const struct model_family *find_family(const char *arch) {
     return NULL;
 }
 
-static enum status create(struct model *model, const struct weights *weights, struct error *err) {
+static enum status create(struct model *model, const struct weights *weights,
+                          struct model_shard shard, struct error *err) {
     struct model_config *c = &model->config;
     TRY(model_config_read(weights, c, err));
     const struct model_family *family = find_family(c->arch);
@@ -238,6 +322,7 @@ static enum status create(struct model *model, const struct weights *weights, st
         return error_set(err, STATUS_UNSUPPORTED,
                          "model architecture '%s' is not built; llama and qwen3 are", c->arch);
     }
+    TRY(refuse_shard(c, shard.world, err));
     enum { ITEMS_PER_LAYER = 11, ITEMS_ELSEWHERE = 3 };
     model->item_max = c->layer_count * ITEMS_PER_LAYER + ITEMS_ELSEWHERE;
     model->items = memory_array(model->item_max, sizeof *model->items);
@@ -247,12 +332,15 @@ static enum status create(struct model *model, const struct weights *weights, st
                          c->layer_count);
     }
     model->view = (struct model_view){
-        .config = c,
+        .config = &model->part,
+        .shard = shard,
+        .vocabulary = c->vocabulary,
         .family = family,
         .layers = model->layers,
         .embed = &model->embed,
         .output = c->tied_embeddings ? &model->embed : &model->output,
     };
+    share_out(model);
     TRY(list_weights(model, weights, err));
     size_t rope_bytes = 0;
     size_t row = (size_t)c->head_dim * sizeof(float);
@@ -266,14 +354,17 @@ static enum status create(struct model *model, const struct weights *weights, st
 }
 
 enum status model_create(const struct weights *weights, const struct ops *ops,
-                         uint32_t position_count, struct model **out, struct error *err) {
+                         struct model_shard shard, uint32_t position_count, struct model **out,
+                         struct error *err) {
+    INVARIANT(shard.world >= 1 && shard.world <= BOUND_RANKS);
+    INVARIANT(shard.rank < shard.world);
     struct model *model = memory_zalloc(sizeof *model);
     if (model == NULL) {
         return error_set(err, STATUS_EXHAUSTED, "no memory for a model");
     }
     model->ops = ops;
     model->position_count = position_count;
-    enum status status = create(model, weights, err);
+    enum status status = create(model, weights, shard, err);
     if (status != STATUS_OK) {
         model_destroy(model);
         return status;
@@ -310,6 +401,17 @@ size_t model_bytes(const struct model *model) {
 
 uint64_t model_parameters(const struct model *model) {
     return model->parameters;
+}
+
+uint32_t model_tensor_count(const struct model *model) {
+    return model->item_count;
+}
+
+struct model_tensor model_tensor_at(const struct model *model, uint32_t index) {
+    INVARIANT(index < model->item_count);
+    const struct model_item *item = &model->items[index];
+    return (struct model_tensor){item->name, item->split, item->source.dtype,
+                                 item->rows, item->cols,  item->bytes};
 }
 
 void model_bind(struct model *model, void *memory) {
@@ -376,6 +478,10 @@ static void fill_rope_table(struct model *model) {
 void model_load(struct model *model, const struct weights *weights, const struct op_ctx *ctx,
                 model_progress_fn progress, void *progress_ctx) {
     INVARIANT(model->memory != NULL);
+    if (model->ops->weight_pack == NULL) {
+        return;
+    }
+    INVARIANT(model->view.shard.world == 1);
     uint64_t done = 0;
     for (uint32_t i = 0; i < model->item_count; i++) {
         struct model_item *item = &model->items[i];
@@ -401,7 +507,7 @@ void model_forward(const struct model *model, struct reader *reader,
 
 void model_kv_layout(const struct model *model, enum dtype dtype, uint32_t block_tokens,
                      struct op_kv_layout *out) {
-    const struct model_config *c = &model->config;
+    const struct model_config *c = &model->part;
     *out = (struct op_kv_layout){
         .dtype = dtype,
         .block_tokens = block_tokens,

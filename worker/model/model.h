@@ -15,12 +15,21 @@
 // goes) and writes its layers once, as calls on a reader. Everything else — sizes, offsets,
 // packing, binding, planning — is the same for all families and follows from that list.
 //
+// A group of several ranks splits a model (models.md section 6): heads and inner columns are shared
+// out, the vocabulary is padded and shared out, norms are copied, KV heads are copied where there
+// are fewer than ranks. The forward function sees its rank's part and asks for sums over the ranks.
+//
 //   Owns       its tables; weights lie in memory that the caller gives to model_bind.
 //   Thread     one at a time; immutable after load.
 //   Allocates  in model_create.
 //   Fails      NOT_FOUND, CORRUPT or UNSUPPORTED naming the tensor.
 
 struct model;
+
+// Which part of a model a rank holds. {0, 1} is all of it.
+struct model_shard {
+    uint32_t rank, world;
+};
 
 // What one step computes, beside the batch itself.
 struct forward_step {
@@ -38,21 +47,41 @@ typedef void (*model_forward_fn)(const struct model *model, struct reader *reade
 // ---- life cycle --------------------------------------------------------------------------------
 
 // Reads the configuration, finds the family, checks every tensor's presence, type and shape, and
-// lays the packed weights out. `position_count`: positions the rotary table must cover. Keeps
-// `ops`.
+// lays the packed weights of the rank out. `position_count`: positions the rotary table must cover.
+// Keeps `ops`. UNSUPPORTED, naming what does not divide, for a group that cannot share this model.
 enum status model_create(const struct weights *weights, const struct ops *ops,
-                         uint32_t position_count, struct model **out, struct error *err) MUST_USE;
+                         struct model_shard shard, uint32_t position_count, struct model **out,
+                         struct error *err) MUST_USE;
 void model_destroy(struct model *model);
 
-const struct model_config *model_config(const struct model *model);
-size_t model_bytes(const struct model *model);           // packed weights, norms, rotary table
-uint64_t model_parameters(const struct model *model);    // as published totals count them
+const struct model_config *model_config(const struct model *model);    // of the whole model
+size_t model_bytes(const struct model *model);           // this rank: weights, norms, rotary table
+uint64_t model_parameters(const struct model *model);    // whole, as published totals count them
+
+// The tensors of this rank, in the order they lie in memory.
+enum model_split {
+    MODEL_SPLIT_COPY,          // every rank has all of it
+    MODEL_SPLIT_ROWS,          // output rows shared out
+    MODEL_SPLIT_KV_ROWS,       // the same by KV heads; copied to world / kv_heads ranks when fewer
+    MODEL_SPLIT_COLS,          // input columns shared out; products are summed over the ranks
+    MODEL_SPLIT_VOCABULARY,    // rows, padded to a multiple of 64 per rank
+};
+struct model_tensor {
+    const char *name;
+    enum model_split split;
+    enum dtype dtype;
+    uint32_t rows, cols;
+    size_t bytes;
+};
+uint32_t model_tensor_count(const struct model *model);
+struct model_tensor model_tensor_at(const struct model *model, uint32_t index);
 
 // Points every weight into `memory` (model_bytes long, 64-byte aligned), loaded or to be loaded.
 void model_bind(struct model *model, void *memory);
 
 // Packs the file's tensors into the bound memory, in file order of the list, giving back file pages
-// as it goes. `progress` (may be NULL) is called after each tensor.
+// as it goes. `progress` (may be NULL) is called after each tensor. A device without arithmetic
+// (ops->weight_pack is NULL) has nothing to load. Shards are planned only, not loaded yet.
 typedef void (*model_progress_fn)(void *ctx, uint64_t bytes_done, uint64_t bytes_total);
 void model_load(struct model *model, const struct weights *weights, const struct op_ctx *ctx,
                 model_progress_fn progress, void *progress_ctx);
@@ -82,8 +111,10 @@ struct model_family {
     model_forward_fn forward;
 };
 
-struct model_view {    // what a forward function reads
-    const struct model_config *config;
+struct model_view {                       // what a forward function reads
+    const struct model_config *config;    // this rank's heads, inner size and vocabulary rows
+    struct model_shard shard;
+    uint32_t vocabulary;    // of the whole model
     const struct model_family *family;
     const struct model_layer *layers;    // [layer_count]
     const struct op_weight *embed;       // [vocabulary, hidden]

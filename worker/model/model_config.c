@@ -267,6 +267,31 @@ static enum status read_hf_sizes(const struct json *config, struct model_config 
     return STATUS_OK;
 }
 
+// The element type that the tensors of a model without tensors would have.
+static enum status read_shape_dtype(const struct json *config, enum dtype *out, struct error *err) {
+    static const struct {
+        const char *name;
+        enum dtype dtype;
+    } rows[] = {{"bfloat16", DTYPE_BF16}, {"float16", DTYPE_F16}, {"float32", DTYPE_F32}};
+    const char *name = "bfloat16";
+    bool found = false;
+    TRY(json_field_string(config, "torch_dtype", &name, NULL, &found, err));
+    TRY(json_field_string(config, "dtype", &name, NULL, &found, err));
+    if (!json_absent(json_get(config, "quantization_config"))) {
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "config.json: the shapes of quantised weights do not follow from it");
+    }
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        if (strcmp(rows[i].name, name) == 0) {
+            *out = rows[i].dtype;
+            return STATUS_OK;
+        }
+    }
+    return error_set(err, STATUS_UNSUPPORTED,
+                     "config.json: type '%.40s' is not built; bfloat16, float16 and float32 are",
+                     name);
+}
+
 static enum status read_hf(const struct weights *weights, struct model_config *c,
                            struct error *err) {
     const struct json *config = weights_config(weights);
@@ -279,6 +304,9 @@ static enum status read_hf(const struct weights *weights, struct model_config *c
     snprintf(c->arch, sizeof c->arch, "%.30s", type);
     TRY(refuse_unbuilt(config, err));
     TRY(read_hf_sizes(config, c, err));
+    if (weights_shapes_only(weights)) {
+        TRY(read_shape_dtype(config, &c->dtype, err));
+    }
     c->rope.dims = c->head_dim;
     c->rope.pairing = OP_ROPE_HALF;
     TRY(read_f64(config, "rope_theta", &c->rope.theta, err));

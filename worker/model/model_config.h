@@ -50,6 +50,7 @@ struct model_config {
     uint32_t context;       // the model's own limit, tokens
     float rms_eps;
     bool tied_embeddings;
+    enum dtype dtype;    // of the tensors of a model of shapes only (weights.h)
     struct rope_config rope;
 };
 

@@ -4,7 +4,10 @@
 #include <math.h>
 
 // The dense decoder: x += Wo attention(norm1(x)); x += Wd swiglu(norm2(x)).
-// Six operations a layer; norms and the gate are folded into the products that read them.
+// Six operations a layer; norms and the gate are folded into the products that read them. In a
+// group x is the same on every rank; a product over a rank's own columns is a part of a sum. The
+// first rank adds its part to x, the others put theirs in x's place, so the sum over the ranks is
+// the new x and no second buffer is needed.
 
 struct dense_buffers {
     float *x;                // [rows, hidden] residual stream
@@ -64,8 +67,9 @@ static void attention_block(const struct model_view *m, struct reader *reader,
                               .weight = {&w->o},
                               .y = {b->x},
                               .y_stride = {c->hidden},
-                              .accumulate = true,
+                              .accumulate = m->shard.rank == 0,
                           });
+    reader_all_reduce(reader, b->x, rows.most, c->hidden);
 }
 
 static void mlp_block(const struct model_view *m, struct reader *reader,
@@ -96,8 +100,9 @@ static void mlp_block(const struct model_view *m, struct reader *reader,
                               .weight = {&w->down},
                               .y = {b->x},
                               .y_stride = {c->hidden},
-                              .accumulate = true,
+                              .accumulate = m->shard.rank == 0,
                           });
+    reader_all_reduce(reader, b->x, rows.most, c->hidden);
 }
 
 // Logits and sampling, a tile of rows at a time, so that the logits never need more than one tile.
@@ -111,6 +116,9 @@ static void output_block(const struct model_view *m, struct reader *reader,
     INVARIANT(step->logit_tile > 0);
     uint32_t tile_max = logit_count < step->logit_tile ? logit_count : step->logit_tile;
     float *logits = reader_take_f32(reader, (size_t)tile_max * c->vocabulary);
+    // Every rank draws from all logits, and so the same token.
+    float *all =
+        m->shard.world == 1 ? logits : reader_take_f32(reader, (size_t)tile_max * m->vocabulary);
     for (uint32_t done = 0; done < logit_count; done += tile_max) {
         uint32_t left = logit_count - done;
         struct op_rows rows = {left < tile_max ? left : tile_max, &step->step->logit_count, done};
@@ -131,10 +139,20 @@ static void output_block(const struct model_view *m, struct reader *reader,
                                   .y = {logits},
                                   .y_stride = {c->vocabulary},
                               });
+        reader_all_gather(reader, &(struct collective_gather){
+                                      .x = logits,
+                                      .y = all,
+                                      .row_count = rows.most,
+                                      .x_cols = c->vocabulary,
+                                      .y_cols = m->vocabulary,
+                                  });
         reader_sample(reader, &(struct op_sample_args){.row = sample_rows,
                                                        .rows = rows,
-                                                       .logits = logits,
-                                                       .vocabulary = c->vocabulary});
+                                                       .logits = all,
+                                                       .vocabulary = m->vocabulary});
+    }
+    if (all != logits) {
+        reader_drop(reader, all);
     }
     reader_drop(reader, logits);
 }
@@ -148,6 +166,8 @@ void model_dense_forward(const struct model *model, struct reader *reader,
     size_t kv_width = (size_t)c->kv_head_count * c->head_dim;
     struct dense_buffers b = {.x = reader_take_f32(reader, rows * c->hidden)};
     reader_embed(reader, &(struct op_embed_args){step->step, m->embed, b.x});
+    reader_all_reduce(reader, b.x, step->step->row_count,
+                      c->hidden);    // of other ranks' tokens: zeros
     bool limited = step->layer_limit > 0 && step->layer_limit < c->layer_count;
     uint32_t layer_count = limited ? step->layer_limit : c->layer_count;
     for (uint32_t layer = 0; layer < layer_count; layer++) {

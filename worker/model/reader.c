@@ -96,6 +96,21 @@ static struct op_ctx with_scratch(struct reader *reader, size_t bytes) {
     return ctx;
 }
 
+static void note_message(struct reader *reader, uint64_t bytes) {
+    if (reader->collective != NULL) {
+        INVARIANT(!reader->executes);
+        collective_note(reader->collective, bytes);
+    }
+}
+
+void reader_all_reduce(struct reader *reader, float *x, uint32_t row_count, uint32_t cols) {
+    note_message(reader, (uint64_t)row_count * cols * sizeof *x);
+}
+
+void reader_all_gather(struct reader *reader, const struct collective_gather *args) {
+    note_message(reader, (uint64_t)args->row_count * args->y_cols * sizeof *args->x);
+}
+
 void reader_embed(struct reader *reader, const struct op_embed_args *args) {
     if (launches(reader)) {
         reader->ops->embed(reader->ctx, args);

@@ -3,6 +3,7 @@
 #define WORKER_MODEL_READER_H
 
 #include "kernels/ops.h"
+#include "worker/comm/collective.h"
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -39,6 +40,7 @@ struct reader {
     uint32_t launch_count;
     uint32_t live_count;
     struct reader_range live[READER_LIVE_MAX];    // sorted by begin
+    struct collective *collective;                // NULL in a group of one
 };
 
 void reader_init_measure(struct reader *reader, const struct ops *ops, const struct op_ctx *ctx);
@@ -52,6 +54,12 @@ uint32_t reader_launch_count(const struct reader *reader);    // operations aske
 void *reader_take(struct reader *reader, size_t bytes);
 float *reader_take_f32(struct reader *reader, size_t count);
 void reader_drop(struct reader *reader, const void *memory);
+
+// Between the ranks: x[i] = sum over the ranks of their x[i], and everybody's columns side by side.
+// Nothing in a group of one. Messages are noted in `collective`, which the caller sets after init;
+// a reader that executes cannot carry them yet.
+void reader_all_reduce(struct reader *reader, float *x, uint32_t row_count, uint32_t cols);
+void reader_all_gather(struct reader *reader, const struct collective_gather *args);
 
 // Operations: args as in kernels/ops.h.
 void reader_embed(struct reader *reader, const struct op_embed_args *args);

@@ -5,6 +5,7 @@
 #include "common/hash.h"
 #include "common/mapped_file.h"
 #include "common/memory.h"
+#include "worker/weights/model_path.h"
 #include "worker/weights/safetensors.h"
 #include <stdio.h>
 #include <string.h>
@@ -27,14 +28,18 @@ struct weights {
     struct gguf *gguf;
     struct json_doc *config;
     struct json_doc *index;    // weight_map of a sharded model
+    uint64_t config_hash;      // of config.json's bytes
+    bool shapes_only;
     char digest[17];
 };
 
 // ---- files -------------------------------------------------------------------------------------
 
-static enum status read_json(const char *path, struct json_doc **out, struct error *err) {
+static enum status read_json(const char *path, struct json_doc **out, uint64_t *hash,
+                             struct error *err) {
     struct mapped_file file;
     TRY(mapped_file_open(path, BOUND_MODEL_JSON_BYTES, &file, err));
+    *hash = hash_bytes(file.bytes, file.byte_count);
     enum status status = json_parse((const char *)file.bytes, file.byte_count, out, err);
     if (status != STATUS_OK) {
         error_context(err, "'%s'", path);
@@ -115,7 +120,8 @@ static enum status add_safetensors(struct weights *weights, const char *director
 
 static enum status open_index(struct weights *weights, const char *directory, const char *path,
                               struct error *err) {
-    TRY(read_json(path, &weights->index, err));
+    uint64_t hash;    // not kept: the index only says where tensors lie
+    TRY(read_json(path, &weights->index, &hash, err));
     const struct json *map = json_get(json_root(weights->index), "weight_map");
     if (json_kind(map) != JSON_KIND_OBJECT) {
         return error_set(err, STATUS_CORRUPT, "'%s' has no object 'weight_map'", path);
@@ -135,16 +141,19 @@ static enum status open_directory(struct weights *weights, const char *path, str
     weights->container = WEIGHTS_CONTAINER_SAFETENSORS;
     char name[PATH_BYTES];
     snprintf(name, sizeof name, "%.4000s/config.json", path);
-    TRY(read_json(name, &weights->config, err));
+    TRY(read_json(name, &weights->config, &weights->config_hash, err));
     snprintf(name, sizeof name, "%.4000s/model.safetensors.index.json", path);
     if (access(name, F_OK) == 0) {
         return open_index(weights, path, name, err);
     }
-    return add_safetensors(weights, path, "model.safetensors", err);
+    snprintf(name, sizeof name, "%.4000s/model.safetensors", path);
+    weights->shapes_only = access(name, F_OK) != 0;
+    return weights->shapes_only ? STATUS_OK
+                                : add_safetensors(weights, path, "model.safetensors", err);
 }
 
 static void compute_digest(struct weights *weights) {
-    uint64_t digest = 0;
+    uint64_t digest = weights->config_hash;    // 0 in a GGUF model, which is one file
     for (uint32_t i = 0; i < weights->file_count; i++) {
         const struct mapped_file *file = &weights->files[i].map;
         // Headers lie at the front; the data itself is covered by size and modification time.
@@ -155,10 +164,11 @@ static void compute_digest(struct weights *weights) {
     snprintf(weights->digest, sizeof weights->digest, "%016llx", (unsigned long long)digest);
 }
 
-enum status weights_open(const char *path, struct weights **out, struct error *err) {
+enum status weights_open(const char *model, struct weights **out, struct error *err) {
+    char path[MODEL_PATH_BYTES];
+    TRY(model_path_find(model, path, err));
     struct stat info;
     if (stat(path, &info) != 0) {
-        error_hint(err, "give a GGUF file or a directory with config.json and safetensors");
         return error_set_os(err, STATUS_NOT_FOUND, "model '%s' cannot be opened", path);
     }
     struct weights *weights = memory_zalloc(sizeof *weights);
@@ -217,6 +227,10 @@ static const struct safetensors_tensor *find_safetensors(const struct weights *w
         }
     }
     return NULL;
+}
+
+bool weights_shapes_only(const struct weights *weights) {
+    return weights->shapes_only;
 }
 
 bool weights_has(const struct weights *weights, const char *name) {

@@ -13,7 +13,9 @@
 //
 // The idea: a GGUF file, a safetensors file and a set of shards answer the same two questions:
 // which tensor has this name, and how is the model configured. Pages are given back tensor by
-// tensor once their packed form exists, so the file never stays in memory twice.
+// tensor once their packed form exists, so the file never stays in memory twice. A directory that
+// has config.json and no weights is a model of *shapes only*: it has no tensors to find, its
+// family's own list says what they would be (model.c). It can be planned, not computed.
 //
 //   Owns       the mappings and parsed headers.
 //   Thread     one at a time.
@@ -36,9 +38,10 @@ struct weights_tensor {
 
 struct weights;
 
-// `path` is a GGUF file, a .safetensors file's directory with config.json, or such a directory with
-// model.safetensors.index.json.
-enum status weights_open(const char *path, struct weights **out, struct error *err) MUST_USE;
+// `model` is a GGUF file, a .safetensors file's directory with config.json, such a directory with
+// model.safetensors.index.json, one with config.json alone, or the name of one of those that are
+// shipped (model_path.h).
+enum status weights_open(const char *model, struct weights **out, struct error *err) MUST_USE;
 void weights_close(struct weights *weights);    // accepts NULL
 
 enum weights_container weights_container(const struct weights *weights);
@@ -52,6 +55,7 @@ const char *weights_digest(const struct weights *weights);
 enum status weights_find(const struct weights *weights, const char *name,
                          struct weights_tensor *out, struct error *err) MUST_USE;
 bool weights_has(const struct weights *weights, const char *name);
+bool weights_shapes_only(const struct weights *weights);    // find and has know no tensor then
 
 // The tensor's pages are not needed again: returns them to the page cache.
 void weights_release(const struct weights *weights, const struct weights_tensor *tensor);

@@ -72,7 +72,8 @@ static void need_never_exceeds_the_reserve(const struct tiny_model *model, const
     struct model *m = NULL;
     struct error err = {0};
     ck_assert_int_eq(weights_open(f.path, &weights, &err), STATUS_OK);
-    ck_assert_int_eq(model_create(weights, ops, 256, &m, &err), STATUS_OK);
+    ck_assert_int_eq(model_create(weights, ops, (struct model_shard){0, 1}, 256, &m, &err),
+                     STATUS_OK);
     struct op_kv_layout kv;
     model_kv_layout(m, kv_dtype, 16, &kv);
     const struct op_ctx ctx = {.thread_count = THREADS};

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+// Goal: a model of shapes has exactly the published parameters; the parts of a group make up the
+// model, and what is held more than once is what the rules say. Method: the shipped models, every
+// group size up to 8, parts counted by a second, independent rule.
+#include "common/bounds.h"
+#include "tests/support/tiny_model.h"
+#include "tests/unit/suites.h"
+#include "worker/model/model.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+// Published totals (models.md section 9 and the model cards); a tied matrix counts once.
+static const struct {
+    const char *name;
+    uint64_t parameters;
+    uint32_t group_max;    // largest group size up to 8 that can share it
+} published[] = {
+    {"SmolLM2-135M", 134515008, 3},      {"Llama-3.2-1B", 1235814400, 8},
+    {"Llama-3.2-3B", 3212749824, 8},     {"Llama-3.1-8B", 8030261248, 8},
+    {"Llama-3.1-70B", 70553706496, 8},   {"Llama-3.3-70B", 70553706496, 8},
+    {"Qwen3-0.6B", 596049920, 8},        {"Qwen3-1.7B", 1720574976, 8},
+    {"Qwen3-4B", 4022468096, 8},         {"Qwen3-8B", 8190735360, 8},
+    {"Qwen3-14B", 14768307200, 8},       {"Qwen3-32B", 32762123264, 8},
+    {"Llama-3.1-405B", 405853388800, 8},
+};
+enum { PUBLISHED_COUNT = sizeof published / sizeof *published };
+
+static struct weights *open_shapes(const char *name) {
+    char path[128];
+    struct weights *weights = NULL;
+    struct error err = {0};
+    snprintf(path, sizeof path, "deploy/models/%s", name);
+    ck_assert_msg(weights_open(path, &weights, &err) == STATUS_OK, "%s", err.message);
+    return weights;
+}
+
+static enum status make(const struct weights *weights, struct model_shard shard, struct model **out,
+                        struct error *err) {
+    return model_create(weights, ops_cpu("scalar"), shard, 16, out, err);
+}
+
+START_TEST(shapes_have_the_published_parameters) {
+    struct weights *weights = open_shapes(published[_i].name);
+    struct model *model = NULL;
+    struct error err = {0};
+    ck_assert(weights_shapes_only(weights));
+    ck_assert_msg(make(weights, (struct model_shard){0, 1}, &model, &err) == STATUS_OK, "%s",
+                  err.message);
+    ck_assert_uint_eq(model_parameters(model), published[_i].parameters);
+    uint64_t elements = 0;
+    for (uint32_t i = 0; i < model_tensor_count(model); i++) {
+        struct model_tensor t = model_tensor_at(model, i);
+        ck_assert_int_eq(t.split, MODEL_SPLIT_COPY);
+        ck_assert_int_eq(t.dtype, DTYPE_BF16);
+        elements += (uint64_t)t.rows * t.cols;
+    }
+    ck_assert_uint_eq(elements, published[_i].parameters);
+    model_destroy(model);
+    weights_close(weights);
+}
+END_TEST
+
+// Elements of tensors whose names end so, in one rank.
+struct sums {
+    uint64_t copied, shared, kv, vocabulary;
+};
+
+static struct sums sum_rank(const struct model *model) {
+    struct sums s = {0};
+    for (uint32_t i = 0; i < model_tensor_count(model); i++) {
+        struct model_tensor t = model_tensor_at(model, i);
+        uint64_t elements = (uint64_t)t.rows * t.cols;
+        if (strstr(t.name, "norm") != NULL) {
+            s.copied += elements;
+        } else if (strstr(t.name, "k_proj") != NULL || strstr(t.name, "v_proj") != NULL) {
+            s.kv += elements;
+        } else if (strstr(t.name, "embed_tokens") != NULL || strstr(t.name, "lm_head") != NULL) {
+            s.vocabulary += elements;
+        } else {
+            s.shared += elements;
+        }
+    }
+    return s;
+}
+
+// Parts of all ranks = the model, and beyond it only: norms on each other rank, KV heads where
+// there are fewer than ranks, and the padding of the vocabulary.
+static void check_group(const struct weights *weights, uint32_t world) {
+    struct model *whole = NULL;
+    struct sums all = {0};
+    ck_assert_int_eq(make(weights, (struct model_shard){0, 1}, &whole, NULL), STATUS_OK);
+    struct sums one = sum_rank(whole);
+    const struct model_config *c = model_config(whole);
+    for (uint32_t rank = 0; rank < world; rank++) {
+        struct model *part = NULL;
+        ck_assert_int_eq(make(weights, (struct model_shard){rank, world}, &part, NULL), STATUS_OK);
+        ck_assert_uint_eq(model_parameters(part), model_parameters(whole));
+        struct sums s = sum_rank(part);
+        all.copied += s.copied;
+        all.shared += s.shared;
+        all.kv += s.kv;
+        all.vocabulary += s.vocabulary;
+        model_destroy(part);
+    }
+    uint32_t unit = 64 * world;
+    uint32_t padding = world == 1 ? 0 : (unit - c->vocabulary % unit) % unit;
+    uint32_t matrices = c->tied_embeddings ? 1 : 2;
+    ck_assert_uint_eq(all.shared, one.shared);
+    ck_assert_uint_eq(all.copied, one.copied * world);
+    ck_assert_uint_eq(all.kv, one.kv * (world > c->kv_head_count ? world / c->kv_head_count : 1));
+    ck_assert_uint_eq(all.vocabulary, one.vocabulary + (uint64_t)padding * matrices * c->hidden);
+    model_destroy(whole);
+}
+
+START_TEST(the_parts_of_a_group_make_up_the_model) {
+    struct weights *weights = open_shapes(published[_i].name);
+    uint32_t largest = 1;
+    for (uint32_t world = 1; world <= BOUND_RANKS; world++) {
+        struct model *model = NULL;
+        struct error err = {0};
+        enum status status = make(weights, (struct model_shard){0, world}, &model, &err);
+        model_destroy(model);
+        if (status == STATUS_OK) {
+            largest = world;
+            check_group(weights, world);
+        } else {
+            ck_assert_int_eq(status, STATUS_UNSUPPORTED);
+            ck_assert_ptr_nonnull(strstr(err.message, "do not divide"));
+        }
+    }
+    ck_assert_uint_eq(largest, published[_i].group_max);
+    weights_close(weights);
+}
+END_TEST
+
+START_TEST(heads_that_do_not_divide_are_refused_with_what_does) {
+    struct weights *weights = open_shapes("SmolLM2-135M");
+    struct model *model = NULL;
+    struct error err = {0};
+    ck_assert_int_eq(make(weights, (struct model_shard){1, 2}, &model, &err), STATUS_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(err.message, "--tensor-parallel-size 2: 9 attention heads"));
+    ck_assert_ptr_nonnull(strstr(err.hint, "--tensor-parallel-size 1, 3"));
+    weights_close(weights);
+}
+END_TEST
+
+// A file of few KV heads: 4 query heads over 2 KV heads allow four ranks with a copy each.
+START_TEST(fewer_kv_heads_than_ranks_are_copied) {
+    static const struct tiny_model tiny = {"llama", 2, 64, 96, 4, 2, 16, 250, 256};
+    char path[64];
+    struct weights *weights = NULL;
+    struct model *model = NULL;
+    snprintf(path, sizeof path, "/tmp/tare-test-model-%d.gguf", (int)getpid());
+    tiny_model_write(&tiny, path);
+    ck_assert_int_eq(weights_open(path, &weights, NULL), STATUS_OK);
+    ck_assert(!weights_shapes_only(weights));
+    ck_assert_int_eq(make(weights, (struct model_shard){3, 4}, &model, NULL), STATUS_OK);
+    struct op_kv_layout kv;
+    model_kv_layout(model, DTYPE_F16, 16, &kv);
+    ck_assert_uint_eq(kv.kv_head_count, 1);
+    bool seen = false;
+    for (uint32_t i = 0; i < model_tensor_count(model); i++) {
+        struct model_tensor t = model_tensor_at(model, i);
+        if (strcmp(t.name, "blk.1.attn_k.weight") == 0) {
+            ck_assert_int_eq(t.split, MODEL_SPLIT_KV_ROWS);
+            ck_assert_uint_eq(t.rows, 16);
+            seen = true;
+        }
+        if (strcmp(t.name, "token_embd.weight") == 0) {
+            ck_assert_uint_eq(t.rows, 64);    // 250 of 4 x 64
+        }
+    }
+    ck_assert(seen);
+    model_destroy(model);
+    weights_close(weights);
+    remove(path);
+}
+END_TEST
+
+// Two sums a layer and one of the embedding, and the logits of each tile.
+START_TEST(a_forward_pass_of_a_rank_says_what_it_tells_the_others) {
+    enum { ROWS = 100, LOGITS = 70, TILE = 64 };
+    struct weights *weights = open_shapes("Qwen3-0.6B");
+    struct model *model = NULL;
+    ck_assert_int_eq(make(weights, (struct model_shard){0, 4}, &model, NULL), STATUS_OK);
+    const struct model_config *c = model_config(model);
+    struct op_kv_layout kv;
+    model_kv_layout(model, DTYPE_F16, 16, &kv);
+    const struct op_ctx ctx = {.thread_count = 1};
+    struct op_step step = {
+        .row_count = ROWS, .seq_count = 1, .logit_count = LOGITS, .block_table_stride = 8};
+    struct forward_step forward = {.step = &step, .kv = &kv, .logit_tile = TILE};
+    struct collective group;
+    struct reader reader;
+    collective_init_loopback(&group, 0, 4);
+    reader_init_measure(&reader, ops_cpu("scalar"), &ctx);
+    reader.collective = &group;
+    model_forward(model, &reader, &forward);
+    uint64_t sum = (uint64_t)ROWS * c->hidden * sizeof(float);
+    uint64_t logits = (uint64_t)c->vocabulary * sizeof(float);
+    ck_assert_uint_eq(group.message_count, 1 + 2 * c->layer_count + 2);
+    ck_assert_uint_eq(group.message_bytes, sum * (1 + 2 * c->layer_count) + logits * LOGITS);
+    ck_assert_uint_eq(group.message_bytes_max, logits * TILE);
+    ck_assert_uint_eq(collective_buffer_bytes(&group), 2 * logits * TILE);
+    model_destroy(model);
+    weights_close(weights);
+}
+END_TEST
+
+Suite *suite_model(void) {
+    Suite *suite = suite_create("worker/model/model");
+    TCase *tc = tcase_create("all");
+    tcase_add_loop_test(tc, shapes_have_the_published_parameters, 0, PUBLISHED_COUNT);
+    tcase_add_loop_test(tc, the_parts_of_a_group_make_up_the_model, 0, PUBLISHED_COUNT);
+    tcase_add_test(tc, heads_that_do_not_divide_are_refused_with_what_does);
+    tcase_add_test(tc, fewer_kv_heads_than_ranks_are_copied);
+    tcase_add_test(tc, a_forward_pass_of_a_rank_says_what_it_tells_the_others);
+    suite_add_tcase(suite, tc);
+    return suite;
+}
