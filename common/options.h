@@ -73,6 +73,9 @@
       1.0, NULL, "share of --device-memory that may be used; no effect without it")                \
     X(KV_CACHE_MEMORY_BYTES, "kv-cache-memory-bytes", INT, "0", OPTION_SW_, "memory", 0,           \
       INT64_MAX, NULL, "bytes of KV cache; overrides the share; 0: what is left")                  \
+    X(WORKSPACE_BUDGET, "workspace-budget", INT, "0", OPTION_SW_, "memory", 0, INT64_MAX, NULL,    \
+      "bytes that the buffers of one step may take: they work in tiles that fit; 0: as fast as "   \
+      "can be, in at most a quarter of a given --device-memory")                                   \
     X(KV_CACHE_DTYPE, "kv-cache-dtype", CHOICE, "auto", OPTION_SW_, "memory", 0, 0,                \
       "auto float16 float32", "element type of the KV cache; auto is float16")                     \
     X(BLOCK_SIZE, "block-size", INT, "32", OPTION_SW_, "memory", 16, 256, NULL,                    \

@@ -12,6 +12,8 @@
 // The idea: an operation takes its args and an op_ctx (who runs it, and its scratch), allocates
 // nothing, and never chooses a device. The CPU version defines the meaning. Scratch is asked for
 // with the same args (`*_scratch`), before the run, and nowhere else is a scratch size computed.
+// The counts of such a question (rows, sequences, context) are upper bounds: the answer holds for
+// every step with at most so many. Tile fields of args bound what scratch holds at once.
 //
 // Bits: for each output element the order of every floating-point operation depends only on the
 // element's own row (its token) and on the weights. It does not depend on how many rows run
@@ -66,6 +68,7 @@ struct op_step {
     uint32_t row_count;             // tokens in this step
     uint32_t seq_count;             // sequences in this step
     uint32_t logit_count;           // rows of this step that are projected to the vocabulary
+    uint32_t context_max;           // most positions that a row of this step attends to
     const int32_t *token;           // [row_count]
     const uint32_t *position;       // [row_count] absolute position of the row
     const uint32_t *row_seq;        // [row_count] index of the row's sequence; rows of one sequence
@@ -107,7 +110,10 @@ enum op_input {
     OP_INPUT_SILU_MUL,    // silu(x) * x2
 };
 
-enum { OP_MATMUL_WEIGHTS_MAX = 3 };
+enum {
+    OP_MATMUL_WEIGHTS_MAX = 3,
+    OP_MATMUL_PASS_ROWS = 512,    // input rows of a pass beyond which speed no longer rises
+};
 
 // y[w][r, :] (+)= W[w] in(x)[row(r), :] for up to three weights that share the input (q, k, v).
 // Quantised weights see the input rounded to 8 bits per 32 values, once, with float32 scales.
@@ -118,6 +124,7 @@ struct op_matmul_args {
     uint32_t x_stride;
     const uint32_t *row_index;    // NULL, or [rows]: which row of x feeds output row r
     struct op_rows rows;
+    uint32_t pass_rows;          // tile: input rows prepared at once; 0: OP_MATMUL_PASS_ROWS
     const float *norm_weight;    // RMS_NORM only, [cols]
     float norm_eps;
     uint32_t weight_count;
@@ -157,6 +164,10 @@ struct op_rope_append_args {
     float norm_eps;
 };
 
+// Results of spans of positions that attention holds for each thread, beyond which speed no longer
+// rises.
+enum { OP_ATTENTION_PARTS_PER_THREAD = 12 };
+
 // Causal attention of every row over positions 0..position[row] of its sequence, grouped query
 // heads.
 struct op_attention_args {
@@ -166,7 +177,8 @@ struct op_attention_args {
     const float *q;    // [row_count, q_heads * head_dim]
     float *y;          // [row_count, q_heads * head_dim]
     uint32_t q_head_count;
-    float scale;    // head_dim^-0.5
+    float scale;       // head_dim^-0.5
+    uint32_t parts;    // tile: results of spans held at once; 0: OP_ATTENTION_PARTS_PER_THREAD each
 };
 
 // ---- sampling ----------------------------------------------------------------------------------

@@ -9,12 +9,13 @@
 #include "worker/device/device.h"
 #include "worker/device/memory_ledger.h"
 #include "worker/step/rehearsal.h"
+#include "worker/step/tiles.h"
 #include <stdio.h>
 #include <string.h>
 
 enum {
     DEFAULT_KV_BYTES = 512 * 1024 * 1024,
-    LOGIT_TILE = 64,    // rows of logits that exist at once
+    WORKSPACE_SHARE = 4,    // of the budget: at most one part in so many, unless it is given
     WEIGHTS_HEAD_BYTES = 4096,
 };
 
@@ -50,6 +51,8 @@ struct engine {
     struct model *model;
     struct op_kv_layout kv;
     struct plan_limits limits;
+    struct tiles tiles;
+    size_t workspace_bytes;    // that the worst step needs with these tiles
     struct batch *batch;
     struct executor *executor;
     struct message_capacity capacity;
@@ -99,13 +102,29 @@ static enum status try_lines(const struct engine *engine, const struct line_byte
     return memory_ledger_charge(&trial, LEDGER_HISTORY, lines->history, err);
 }
 
+static size_t measure_workspace(void *ctx, const struct tiles *tiles) {
+    const struct engine *engine = ctx;
+    return executor_workspace_bytes(engine->model, engine->table->ops(engine->device),
+                                    engine->table->ctx(engine->device), &engine->kv,
+                                    &engine->limits, tiles);
+}
+
+static enum status choose_tiles(struct engine *engine, struct error *err) {
+    const struct engine_options *o = &engine->options;
+    uint64_t share = o->device_memory > 0 ? engine->ledger.budget_bytes / WORKSPACE_SHARE : 0;
+    struct tiles_question question;
+    tiles_ask(&engine->limits.envelope, engine->table->ctx(engine->device)->thread_count,
+              (uint64_t)o->workspace_budget, share, &question);
+    question.measure = measure_workspace;
+    question.measure_ctx = engine;
+    return tiles_choose(&question, &engine->tiles, &engine->workspace_bytes, err);
+}
+
 static struct line_bytes planned_bytes(const struct engine *engine) {
     const struct envelope *e = &engine->limits.envelope;
     return (struct line_bytes){
         .weights = WEIGHTS_HEAD_BYTES + model_bytes(engine->model),
-        .workspace = executor_workspace_bytes(engine->model, engine->table->ops(engine->device),
-                                              engine->table->ctx(engine->device), &engine->kv,
-                                              &engine->limits, LOGIT_TILE),
+        .workspace = engine->workspace_bytes,
         .step = batch_step_bytes(&engine->limits),
         .history = (uint64_t)e->seqs * e->seq_tokens * sizeof(int32_t),
     };
@@ -145,6 +164,7 @@ static enum status size_kv(struct engine *engine, struct line_bytes *lines, stru
     }
     uint32_t length = o->model_len > 0 ? (uint32_t)o->model_len : length_max;
     set_limits(engine, length, 1);
+    TRY(choose_tiles(engine, err));
     *lines = planned_bytes(engine);
     plan_lines(engine, lines);
     TRY(try_lines(engine, lines, err));
@@ -156,6 +176,7 @@ static enum status size_kv(struct engine *engine, struct line_bytes *lines, stru
                  (unsigned long long)held);
         length = (uint32_t)held;
         set_limits(engine, length, 1);
+        TRY(choose_tiles(engine, err));
         *lines = planned_bytes(engine);
     }
     if (blocks == 0 || held < length) {
@@ -261,7 +282,7 @@ static enum status map_rest(struct engine *engine, const struct line_bytes *line
         .limits = engine->limits,
         .workspace = m->workspace,
         .workspace_bytes = lines->workspace,
-        .logit_tile = LOGIT_TILE,
+        .tiles = engine->tiles,
     };
     return executor_create(&executor, &engine->executor, err);
 }
@@ -402,6 +423,8 @@ enum status engine_plan(const struct engine_options *options, struct weights *we
         out->ledger = engine->ledger;
         out->fixed_bytes = sum_lines(&lines);
         out->kv_bytes = kv_bytes(engine);
+        out->tiles = engine->tiles;
+        out->workspace_bytes = engine->workspace_bytes;
         out->isa = engine_isa(engine);
         status = capacity_validate(&out->capacity, err);
     }

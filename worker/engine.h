@@ -24,12 +24,13 @@ struct engine;
 
 struct engine_options {
     const char *model_path;
-    const char *device;       // "cpu"
-    const char *isa;          // "auto", ...
-    uint32_t threads;         // 0: one per core
-    int64_t device_memory;    // bytes; 0: what is needed plus the default KV
-    double utilization;       // share of device_memory that may be used
-    int64_t kv_bytes;         // explicit KV bytes, 0: what is left
+    const char *device;          // "cpu"
+    const char *isa;             // "auto", ...
+    uint32_t threads;            // 0: one per core
+    int64_t device_memory;       // bytes; 0: what is needed plus the default KV
+    double utilization;          // share of device_memory that may be used
+    int64_t kv_bytes;            // explicit KV bytes, 0: what is left
+    int64_t workspace_budget;    // bytes for the step's buffers, 0: see step/tiles.h
     enum dtype kv_dtype;
     uint32_t block_tokens;
     uint32_t seqs;
@@ -53,7 +54,9 @@ struct engine_plan {
     struct ledger_line lines[LEDGER_COUNT];
     uint64_t fixed_bytes;    // every line but the KV pool
     uint64_t kv_bytes;
-    const char *isa;    // operation table that would run
+    struct tiles tiles;          // of the step's buffers
+    uint64_t workspace_bytes;    // what these need
+    const char *isa;             // operation table that would run
 };
 // `weights`: an open model, kept by the caller. EXHAUSTED when it does not fit, naming the line.
 enum status engine_plan(const struct engine_options *options, struct weights *weights,

@@ -54,6 +54,15 @@ static void try_number(struct report *report, const char *option, uint32_t value
     try_knob(report, option, text, &changed);
 }
 
+// Half of the step's buffers: smaller tiles for more KV.
+static void try_workspace(struct report *report) {
+    struct engine_options next = *report->options;
+    next.workspace_budget = (int64_t)(report->plan.workspace_bytes / 2);
+    char text[VALUE_BYTES];
+    snprintf(text, sizeof text, "%lld", (long long)next.workspace_budget);
+    try_knob(report, "--workspace-budget", text, &next);
+}
+
 // Half and double of the step's tokens and of the sequences, the other KV type, half the context,
 // and a larger share of a device whose size was given.
 static void try_knobs(struct report *report) {
@@ -80,6 +89,7 @@ static void try_knobs(struct report *report) {
     next = *now;
     next.kv_dtype = now->kv_dtype == DTYPE_F16 ? DTYPE_F32 : DTYPE_F16;
     try_knob(report, "--kv-cache-dtype", next.kv_dtype == DTYPE_F16 ? "float16" : "float32", &next);
+    try_workspace(report);
     next = *now;
     static const double SHARES[] = {0.95, 0.98};
     for (uint32_t i = 0; i < 2 && now->device_memory > 0 && now->kv_bytes == 0; i++) {
@@ -139,6 +149,10 @@ static void write_text(const struct report *report, struct buf *out) {
                c->threads);
     buf_printf(out, "envelope %u tokens a step, %u sequences of up to %u tokens, %u logit rows\n",
                e->tokens, e->seqs, e->seq_tokens, e->logit_rows);
+    buf_printf(
+        out, "tiles    %u logit rows, %u MLP rows, %u product rows, %u attention parts: %.1f MiB\n",
+        plan->tiles.logit_rows, plan->tiles.mlp_rows, plan->tiles.matmul_rows,
+        plan->tiles.attention_parts, (double)plan->workspace_bytes / MIB);
     buf_printf(out, "kv       %.1f MiB = %llu tokens of %llu bytes (%s)\n",
                (double)plan->kv_bytes / MIB, (unsigned long long)kv_tokens(plan),
                (unsigned long long)c->kv_bytes_per_token, c->kv_dtype);
@@ -198,6 +212,11 @@ static void write_json_capacity(const struct report *report, struct buf *out) {
                ",\"envelope\":{\"tokens\":%u,\"sequences\":%u,\"sequence_tokens\":%u,"
                "\"logit_rows\":%u,\"prompt_logit_rows\":%u}",
                e->tokens, e->seqs, e->seq_tokens, e->logit_rows, e->prompt_logit_rows);
+    buf_printf(out,
+               ",\"tiles\":{\"logit_rows\":%u,\"mlp_rows\":%u,\"matmul_rows\":%u,"
+               "\"attention_parts\":%u},\"workspace_bytes\":%llu",
+               plan->tiles.logit_rows, plan->tiles.mlp_rows, plan->tiles.matmul_rows,
+               plan->tiles.attention_parts, (unsigned long long)plan->workspace_bytes);
     buf_append_str(out, ",\"requests_at\":{");
     for (uint32_t i = 0; i < LENGTH_COUNT && LENGTHS[i] < e->seq_tokens; i++) {
         buf_printf(out, "\"%u\":%u,", LENGTHS[i], requests_of(plan, LENGTHS[i]));

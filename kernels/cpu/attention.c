@@ -6,10 +6,9 @@
 
 #include <string.h>
 
-// With fewer tiles than this per thread, tiles are cut along positions too.
-enum { TILES_PER_THREAD = 4 };
-// Chunks in flight per thread when they are: bounds the memory of their results.
-enum { SLOTS_PER_THREAD = 8 };
+// With few tiles, tiles are cut along positions too. One part in three is the running sum of such a
+// tile (so at most so many are cut), the others are results of chunks in flight.
+enum { PARTS_PER_SUM = 3 };
 
 static uint32_t min_u32(uint32_t a, uint32_t b) {
     return a < b ? a : b;
@@ -57,8 +56,10 @@ static size_t lay_out(const struct op_ctx *ctx, const struct op_attention_args *
     job.tile_rows = job.group >= ATTENTION_TILE_QUERIES ? 1 : ATTENTION_TILE_QUERIES / job.group;
     job.tile_rows = min_u32(job.tile_rows, args->step->row_count);
     job.tile_queries = job.tile_rows * job.group;
-    job.split_max = TILES_PER_THREAD * ctx->thread_count;
-    job.slot_count = SLOTS_PER_THREAD * ctx->thread_count;
+    uint32_t parts =
+        args->parts > 0 ? args->parts : OP_ATTENTION_PARTS_PER_THREAD * ctx->thread_count;
+    job.split_max = parts / PARTS_PER_SUM;    // below three parts nothing is cut
+    job.slot_count = job.split_max > 0 ? parts - job.split_max : 0;
     job.part_bytes = align64((size_t)job.tile_queries * (kv->head_dim + 2) * sizeof(float));
     job.kernel_bytes = align64(kernels->thread_scratch_bytes(job.tile_queries, kv->head_dim));
     job.thread_bytes = job.kernel_bytes + 2 * job.part_bytes;

@@ -44,12 +44,16 @@ static bool is_signed(enum dtype dtype) {
     return is_quantised(dtype) && !pack_has_min(dtype);
 }
 
+static uint32_t pass_rows(const struct op_matmul_args *args) {
+    return args->pass_rows > 0 ? args->pass_rows : OP_MATMUL_PASS_ROWS;
+}
+
 // Lays the prepared rows out from `base` and returns their size; with base NULL only the size
 // means anything.
 static size_t lay_out_input(const struct op_matmul_args *args, uint8_t *base,
                             struct matmul_input *out) {
     uint32_t cols = args->weight[0]->cols;
-    size_t rows = min_u32(args->rows.most, MATMUL_PASS_ROWS);
+    size_t rows = min_u32(args->rows.most, pass_rows(args));
     struct matmul_input input = {.cols = cols, .block_count = cols / PACK_BLOCK};
     uintptr_t start = (uintptr_t)base;
     uintptr_t at = start;
@@ -217,9 +221,9 @@ void matmul_run(const struct op_ctx *ctx, const struct op_matmul_args *args,
     job.thread_scratch = ctx->scratch + input_bytes;
     job.thread_scratch_bytes = align64(kernels->thread_scratch_bytes);
     uint32_t row_count = op_rows_now(&args->rows);
-    for (uint32_t begin = 0; begin < row_count; begin += MATMUL_PASS_ROWS) {
+    for (uint32_t begin = 0; begin < row_count; begin += pass_rows(args)) {
         job.pass_begin = begin;
-        job.input.row_count = min_u32(row_count - begin, MATMUL_PASS_ROWS);
+        job.input.row_count = min_u32(row_count - begin, pass_rows(args));
         prepare_rows(ctx, &job);
         run_tiles(ctx, &job);
     }

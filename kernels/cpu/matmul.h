@@ -26,7 +26,6 @@
 //   Fails      never.
 
 enum {
-    MATMUL_PASS_ROWS = 512,    // input rows prepared at once: bounds the scratch
     MATMUL_TILE_ROWS = 128,    // most input rows of a task: what stays in a second-level cache
     MATMUL_FEW_ROWS = 3,       // up to this many, reading weights takes longer than multiplying
     MATMUL_PLAIN_SPAN = 64,    // columns of one chain of a plain weight

@@ -58,6 +58,8 @@
     X("controller/http/api_stream", suite_api_stream)                                              \
     X("worker/net/controller_link", suite_controller_link)                                         \
     X("worker/step/batch", suite_batch)                                                            \
+    X("worker/step/tiles", suite_tiles)                                                            \
+    X("worker/memory_cases", suite_memory_cases)                                                   \
     X("worker/step/rehearsal", suite_rehearsal)                                                    \
     X("worker/weights/safetensors", suite_safetensors)                                             \
     X("worker/weights/model_path", suite_model_path)                                               \

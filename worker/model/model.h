@@ -31,14 +31,24 @@ struct model_shard {
     uint32_t rank, world;
 };
 
+// How much of a step exists at once in the workspace; chosen by worker/step/tiles.h. Tiles group
+// rows, or fixed spans of positions that are combined in order: results have the same bits for
+// every value >= 1.
+struct tiles {
+    uint32_t logit_rows;         // rows of logits
+    uint32_t mlp_rows;           // rows of the MLP's inner width
+    uint32_t matmul_rows;        // input rows that a product prepares (op_matmul_args.pass_rows)
+    uint32_t attention_parts;    // results of spans that attention holds (op_attention_args.parts)
+};
+
 // What one step computes, beside the batch itself.
 struct forward_step {
     const struct op_step *step;
     const struct op_kv_layout *kv;
     const uint32_t *logit_row;            // [step->logit_count] which row of the step feeds each
     struct op_sample_row *sample_rows;    // [step->logit_count]
-    uint32_t logit_tile;                  // rows per pass over the output matrix, >= 1
-    uint32_t layer_limit;                 // 0 = all; a rehearsal runs fewer (see rehearsal.h)
+    struct tiles tiles;
+    uint32_t layer_limit;    // 0 = all; a rehearsal runs fewer (see rehearsal.h)
 };
 
 typedef void (*model_forward_fn)(const struct model *model, struct reader *reader,

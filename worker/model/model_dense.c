@@ -12,8 +12,12 @@
 struct dense_buffers {
     float *x;                // [rows, hidden] residual stream
     float *q, *k, *v, *a;    // [rows, heads * head_dim]
-    float *gate, *up;        // [rows, inter]
+    float *gate, *up;        // [rows of a tile, inter]
 };
+
+static uint32_t min_u32(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
 
 static void attention_block(const struct model_view *m, struct reader *reader,
                             const struct forward_step *step, uint32_t layer,
@@ -28,6 +32,7 @@ static void attention_block(const struct model_view *m, struct reader *reader,
                               .x = b->x,
                               .x_stride = c->hidden,
                               .rows = rows,
+                              .pass_rows = step->tiles.matmul_rows,
                               .norm_weight = w->attn_norm,
                               .norm_eps = c->rms_eps,
                               .weight_count = 3,
@@ -57,12 +62,14 @@ static void attention_block(const struct model_view *m, struct reader *reader,
                                  .y = b->a,
                                  .q_head_count = c->q_head_count,
                                  .scale = 1.0f / sqrtf((float)c->head_dim),
+                                 .parts = step->tiles.attention_parts,
                              });
     reader_matmul(reader, &(struct op_matmul_args){
                               .input = OP_INPUT_PLAIN,
                               .x = b->a,
                               .x_stride = q_width,
                               .rows = rows,
+                              .pass_rows = step->tiles.matmul_rows,
                               .weight_count = 1,
                               .weight = {&w->o},
                               .y = {b->x},
@@ -72,17 +79,18 @@ static void attention_block(const struct model_view *m, struct reader *reader,
     reader_all_reduce(reader, b->x, rows.most, c->hidden);
 }
 
-static void mlp_block(const struct model_view *m, struct reader *reader,
-                      const struct forward_step *step, uint32_t layer,
-                      const struct dense_buffers *b) {
+// One tile of rows, whose residual stream is `x`.
+static void mlp_tile(const struct model_view *m, struct reader *reader,
+                     const struct forward_step *step, uint32_t layer, struct op_rows rows, float *x,
+                     const struct dense_buffers *b) {
     const struct model_config *c = m->config;
     const struct model_layer *w = &m->layers[layer];
-    struct op_rows rows = {step->step->row_count, &step->step->row_count, 0};
     reader_matmul(reader, &(struct op_matmul_args){
                               .input = OP_INPUT_RMS_NORM,
-                              .x = b->x,
+                              .x = x,
                               .x_stride = c->hidden,
                               .rows = rows,
+                              .pass_rows = step->tiles.matmul_rows,
                               .norm_weight = w->ffn_norm,
                               .norm_eps = c->rms_eps,
                               .weight_count = 2,
@@ -96,13 +104,31 @@ static void mlp_block(const struct model_view *m, struct reader *reader,
                               .x2 = b->up,
                               .x_stride = c->inter,
                               .rows = rows,
+                              .pass_rows = step->tiles.matmul_rows,
                               .weight_count = 1,
                               .weight = {&w->down},
-                              .y = {b->x},
+                              .y = {x},
                               .y_stride = {c->hidden},
                               .accumulate = m->shard.rank == 0,
                           });
-    reader_all_reduce(reader, b->x, rows.most, c->hidden);
+}
+
+// A tile of rows at a time, so that the inner width never needs more than one tile.
+static void mlp_block(const struct model_view *m, struct reader *reader,
+                      const struct forward_step *step, uint32_t layer, struct dense_buffers *b) {
+    const struct model_config *c = m->config;
+    const uint32_t *row_count = &step->step->row_count;
+    INVARIANT(step->tiles.mlp_rows > 0);
+    uint32_t tile = min_u32(*row_count, step->tiles.mlp_rows);
+    b->gate = reader_take_f32(reader, (size_t)tile * c->inter);
+    b->up = reader_take_f32(reader, (size_t)tile * c->inter);
+    for (uint32_t done = 0; done < *row_count; done += tile) {
+        struct op_rows rows = {min_u32(*row_count - done, tile), row_count, done};
+        mlp_tile(m, reader, step, layer, rows, b->x + (size_t)done * c->hidden, b);
+    }
+    reader_drop(reader, b->up);
+    reader_drop(reader, b->gate);
+    reader_all_reduce(reader, b->x, *row_count, c->hidden);
 }
 
 // Logits and sampling, a tile of rows at a time, so that the logits never need more than one tile.
@@ -113,15 +139,15 @@ static void output_block(const struct model_view *m, struct reader *reader,
     if (logit_count == 0) {
         return;
     }
-    INVARIANT(step->logit_tile > 0);
-    uint32_t tile_max = logit_count < step->logit_tile ? logit_count : step->logit_tile;
+    INVARIANT(step->tiles.logit_rows > 0);
+    uint32_t tile_max = min_u32(logit_count, step->tiles.logit_rows);
     float *logits = reader_take_f32(reader, (size_t)tile_max * c->vocabulary);
     // Every rank draws from all logits, and so the same token.
     float *all =
         m->shard.world == 1 ? logits : reader_take_f32(reader, (size_t)tile_max * m->vocabulary);
     for (uint32_t done = 0; done < logit_count; done += tile_max) {
-        uint32_t left = logit_count - done;
-        struct op_rows rows = {left < tile_max ? left : tile_max, &step->step->logit_count, done};
+        struct op_rows rows = {min_u32(logit_count - done, tile_max), &step->step->logit_count,
+                               done};
         // The measure reader needs counts only; its step has no arrays.
         const uint32_t *row_index = step->logit_row == NULL ? NULL : step->logit_row + done;
         struct op_sample_row *sample_rows =
@@ -132,6 +158,7 @@ static void output_block(const struct model_view *m, struct reader *reader,
                                   .x_stride = c->hidden,
                                   .row_index = row_index,
                                   .rows = rows,
+                                  .pass_rows = step->tiles.matmul_rows,
                                   .norm_weight = m->output_norm,
                                   .norm_eps = c->rms_eps,
                                   .weight_count = 1,
@@ -180,11 +207,7 @@ void model_dense_forward(const struct model *model, struct reader *reader,
         reader_drop(reader, b.v);
         reader_drop(reader, b.k);
         reader_drop(reader, b.q);
-        b.gate = reader_take_f32(reader, rows * c->inter);
-        b.up = reader_take_f32(reader, rows * c->inter);
         mlp_block(m, reader, step, layer, &b);
-        reader_drop(reader, b.up);
-        reader_drop(reader, b.gate);
     }
     output_block(m, reader, step, b.x);
     reader_drop(reader, b.x);

@@ -349,6 +349,9 @@ static void add_row(struct batch *batch, uint32_t seq, int32_t token, uint32_t p
     batch->token[row] = token;
     batch->position[row] = position;
     batch->row_seq[row] = seq;
+    if (position >= batch->step.context_max) {
+        batch->step.context_max = position + 1;
+    }
 }
 
 static bool uses_history(const struct sampling_params *s) {
@@ -422,6 +425,7 @@ static void lay_out(struct batch *batch, const struct plan *plan) {
     batch->step.row_count = 0;
     batch->step.seq_count = 0;
     batch->step.logit_count = 0;
+    batch->step.context_max = 0;
     for (uint32_t i = 0; i < batch->limits.envelope.seqs; i++) {
         struct slot *slot = &batch->slots[i];
         if (slot->state == SLOT_DECODING && !slot->paused) {

@@ -17,18 +17,19 @@ struct executor {
 
 size_t executor_workspace_bytes(const struct model *model, const struct ops *ops,
                                 const struct op_ctx *ctx, const struct op_kv_layout *kv,
-                                const struct plan_limits *limits, uint32_t logit_tile) {
+                                const struct plan_limits *limits, const struct tiles *tiles) {
     const struct envelope *e = &limits->envelope;
     struct op_step step = {
         .row_count = e->tokens,
         .seq_count = e->seqs < e->tokens ? e->seqs : e->tokens,
         .logit_count = e->logit_rows,
+        .context_max = e->seq_tokens,
         .block_table_stride = e->blocks_per_seq,
     };
     struct forward_step forward = {
         .step = &step,
         .kv = kv,
-        .logit_tile = logit_tile,
+        .tiles = *tiles,
     };
     struct reader reader;
     reader_init_measure(&reader, ops, ctx);
@@ -115,7 +116,7 @@ static void run(struct executor *executor, const struct plan *plan, struct step_
             .kv = o->kv,
             .logit_row = batch_logit_rows(o->batch),
             .sample_rows = batch_sample_rows(o->batch),
-            .logit_tile = o->logit_tile,
+            .tiles = o->tiles,
             .layer_limit = executor->layer_limit,
         };
         struct reader reader;

@@ -27,13 +27,13 @@ struct executor_options {
     struct plan_limits limits;
     uint8_t *workspace;
     size_t workspace_bytes;
-    uint32_t logit_tile;
+    struct tiles tiles;
 };
 
 // Workspace bytes that the worst step of the envelope needs, by the measure reader.
 size_t executor_workspace_bytes(const struct model *model, const struct ops *ops,
                                 const struct op_ctx *ctx, const struct op_kv_layout *kv,
-                                const struct plan_limits *limits, uint32_t logit_tile);
+                                const struct plan_limits *limits, const struct tiles *tiles);
 
 enum status executor_create(const struct executor_options *options, struct executor **out,
                             struct error *err) MUST_USE;

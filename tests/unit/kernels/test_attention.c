@@ -31,6 +31,7 @@ struct world {
     float *cos_sin, *q_norm, *k_norm;
     float *q, *k, *v;            // inputs, [all positions, heads * head_dim]
     float *q_rot, *k_rot, *y;    // results, by position
+    bool any_parts;              // each step holds a random number of parts
 };
 
 enum { LAYERS = 2, LAYER = 1 };
@@ -162,6 +163,7 @@ static void world_step(struct world *w, uint32_t thread_count, uint32_t *done,
         .y = y,
         .q_head_count = shape->q_heads,
         .scale = 1.0f / sqrtf((float)shape->head_dim),
+        .parts = w->any_parts ? (uint32_t)rng_below(&w->fixture.rng, 40) : 0,
     };
     fixture_attention(&w->fixture, w->ops, thread_count, &attention);
     for (uint32_t r = 0; r < rows; r++) {
@@ -307,6 +309,7 @@ static void run_case(const struct shape *shape, uint64_t seed) {
             uint32_t blocks = (uint32_t)16 << rng_below(&w.fixture.rng, 3);
             world_pool(&w, TABLES[t], blocks);
             memset(w.y, 0xFF, bytes);
+            w.any_parts = true;
             world_run(&w, 1 + (uint32_t)mode % 3, mode);
             ck_assert_msg(memcmp(w.y, expected, bytes) == 0,
                           "%s, mode %d, blocks of %u: bits differ (head_dim %u, %u/%u heads)",

@@ -117,6 +117,7 @@ static void check_subset(struct fixture *fixture, const struct product *p, const
     struct op_matmul_args args = p->args;
     args.row_index = rows;
     args.rows.most = row_count;
+    args.pass_rows = (uint32_t)rng_below(&fixture->rng, row_count + 2);
     uint32_t first_buffer = fixture->buffer_count;
     for (uint32_t w = 0; w < args.weight_count; w++) {
         args.y[w] = fixture_alloc(fixture, sizeof(float) * args.y_stride[w] * (row_count + 1));
@@ -127,9 +128,9 @@ static void check_subset(struct fixture *fixture, const struct product *p, const
             const float *got = args.y[w] + (size_t)r * args.y_stride[w];
             const float *expected = p->y[w] + (size_t)rows[r] * args.y_stride[w];
             ck_assert_msg(memcmp(got, expected, p->weight[w].rows * sizeof *got) == 0,
-                          "%s %s [%u, %u]: row %u alone in %u rows, %u threads, differs", table,
-                          dtype_name(p->weight[w].dtype), p->weight[w].rows, args.weight[w]->cols,
-                          rows[r], row_count, thread_count);
+                          "%s %s [%u, %u]: row %u alone in %u rows, %u a pass, %u threads, differs",
+                          table, dtype_name(p->weight[w].dtype), p->weight[w].rows,
+                          args.weight[w]->cols, rows[r], row_count, args.pass_rows, thread_count);
         }
     }
     fixture_release(fixture, first_buffer);

@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Goal: the workspace reserved for the envelope holds every legal step and is not larger than the
-// worst one needs; a plan is what a start reports; a start that runs out of memory at any point
-// ends cleanly; a step allocates nothing. Method: random step shapes through the measure reader,
-// tiny models on the cpu device, the n-th allocation failing for every n, random plans.
+// worst one needs, whatever the tiles; a plan is what a start reports; a start that runs out of
+// memory at any point ends cleanly; a step allocates nothing. Method: random step shapes through
+// the measure reader, tiny models on the cpu device, the n-th allocation failing for every n,
+// random plans.
 #include "common/memory.h"
 #include "common/rng.h"
 #include "tests/support/tiny_model.h"
 #include "tests/unit/suites.h"
 #include "worker/engine.h"
 #include "worker/plan_report.h"
+#include "worker/step/tiles.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #ifdef TARE_SLOW_CHECKS
-enum { SHAPES = 5000, STEPS = 300 };
+enum { SHAPES = 5000, BUDGETS = 10, STEPS = 300 };
 #else
-enum { SHAPES = 100000, STEPS = 3000 };
+enum { SHAPES = 100000, BUDGETS = 200, STEPS = 3000 };
 #endif
 
 static const struct tiny_model models[] = {
@@ -62,50 +64,98 @@ static void deinit(struct fixture *f) {
 
 // ---- the workspace -----------------------------------------------------------------------------
 
-static void need_never_exceeds_the_reserve(const struct tiny_model *model, const char *isa,
-                                           enum dtype kv_dtype) {
-    enum { TOKENS = 600, SEQS = 40, ROWS = 300, LOGIT_TILE = 64, THREADS = 3 };
-    struct fixture f;
-    init(&f, model);
-    const struct ops *ops = ops_cpu(isa);
-    struct weights *weights = NULL;
-    struct model *m = NULL;
-    struct error err = {0};
-    ck_assert_int_eq(weights_open(f.path, &weights, &err), STATUS_OK);
-    ck_assert_int_eq(model_create(weights, ops, (struct model_shard){0, 1}, 256, &m, &err),
-                     STATUS_OK);
+// Everything a measure needs: a model on an operation table, and an envelope.
+struct subject {
+    const struct ops *ops;
+    struct op_ctx ctx;
+    struct weights *weights;
+    struct model *model;
     struct op_kv_layout kv;
-    model_kv_layout(m, kv_dtype, 16, &kv);
-    const struct op_ctx ctx = {.thread_count = THREADS};
-    struct plan_limits limits = {.envelope = {.tokens = TOKENS,
-                                              .seqs = SEQS,
-                                              .seq_tokens = 256,
-                                              .logit_rows = ROWS,
-                                              .prompt_logit_rows = ROWS,
-                                              .blocks_per_seq = 16},
-                                 .block_tokens = 16};
-    size_t reserve = executor_workspace_bytes(m, ops, &ctx, &kv, &limits, LOGIT_TILE);
-    size_t most = 0;
-    struct rng rng;
-    rng_init(&rng, 1);
-    for (uint32_t i = 0; i < SHAPES; i++) {
-        struct envelope *e = &limits.envelope;
-        // Small steps are the common ones, the largest one the interesting one.
-        uint32_t tokens_max = i % 3 == 0 ? 8 : TOKENS;
-        e->tokens = i % 1000 == 0 ? TOKENS : 1 + below(&rng, tokens_max);
-        uint32_t seqs_max = e->tokens < SEQS ? e->tokens : SEQS;
-        e->seqs = i % 1000 == 0 ? seqs_max : 1 + below(&rng, seqs_max);
-        uint32_t rows_max = e->tokens < ROWS ? e->tokens : ROWS;
-        e->logit_rows = i % 1000 == 0 ? rows_max : below(&rng, rows_max + 1);
-        size_t need = executor_workspace_bytes(m, ops, &ctx, &kv, &limits, LOGIT_TILE);
+    struct plan_limits limits;
+};
+
+static void subject_init(struct subject *s, const char *path, const char *isa,
+                         enum dtype kv_dtype) {
+    struct error err = {0};
+    *s = (struct subject){.ops = ops_cpu(isa), .ctx = {.thread_count = 3}};
+    ck_assert_int_eq(weights_open(path, &s->weights, &err), STATUS_OK);
+    ck_assert_int_eq(
+        model_create(s->weights, s->ops, (struct model_shard){0, 1}, 256, &s->model, &err),
+        STATUS_OK);
+    model_kv_layout(s->model, kv_dtype, 16, &s->kv);
+    s->limits = (struct plan_limits){.envelope = {.tokens = 600,
+                                                  .seqs = 40,
+                                                  .seq_tokens = 256,
+                                                  .logit_rows = 300,
+                                                  .prompt_logit_rows = 300,
+                                                  .blocks_per_seq = 16},
+                                     .block_tokens = 16};
+}
+
+static void subject_deinit(struct subject *s) {
+    model_destroy(s->model);
+    weights_close(s->weights);
+}
+
+static size_t need_of(void *ctx, const struct tiles *tiles) {
+    const struct subject *s = ctx;
+    return executor_workspace_bytes(s->model, s->ops, &s->ctx, &s->kv, &s->limits, tiles);
+}
+
+// A legal step of the envelope `whole`. Small steps are the common ones, the largest one the
+// interesting one.
+static void draw_step(struct rng *rng, uint32_t i, const struct envelope *whole,
+                      struct envelope *e) {
+    bool largest = i % 100 == 0;
+    uint32_t tokens_max = i % 3 == 0 ? 8 : whole->tokens;
+    e->tokens = largest ? whole->tokens : 1 + below(rng, tokens_max);
+    uint32_t seqs_max = e->tokens < whole->seqs ? e->tokens : whole->seqs;
+    e->seqs = largest ? seqs_max : 1 + below(rng, seqs_max);
+    uint32_t rows_max = e->tokens < whole->logit_rows ? e->tokens : whole->logit_rows;
+    e->logit_rows = largest ? rows_max : below(rng, rows_max + 1);
+    e->seq_tokens = largest ? whole->seq_tokens : 1 + below(rng, whole->seq_tokens);
+}
+
+// With tiles for a random budget, or for none.
+static void steps_fit_what_a_budget_reserves(struct subject *s, struct rng *rng, uint32_t steps) {
+    const struct envelope whole = s->limits.envelope;
+    struct tiles_question question;
+    tiles_ask(&whole, s->ctx.thread_count, 0, 0, &question);
+    size_t least = need_of(s, &question.least);
+    uint64_t budget = below(rng, 8) == 0 ? 0 : least + below(rng, (uint32_t)least);
+    tiles_ask(&whole, s->ctx.thread_count, budget, 0, &question);
+    question.measure = need_of;
+    question.measure_ctx = s;
+    struct tiles tiles;
+    struct error err = {0};
+    size_t reserve = 0, most = 0;
+    ck_assert_int_eq(tiles_choose(&question, &tiles, &reserve, &err), STATUS_OK);
+    ck_assert(budget == 0 || reserve <= budget);
+    for (uint32_t i = 0; i < steps; i++) {
+        draw_step(rng, i, &whole, &s->limits.envelope);
+        const struct envelope *e = &s->limits.envelope;
+        size_t need = need_of(s, &tiles);
         ck_assert_msg(need <= reserve, "%u tokens, %u sequences, %u rows need %zu of %zu bytes",
                       e->tokens, e->seqs, e->logit_rows, need, reserve);
         most = need > most ? need : most;
     }
     ck_assert_msg((double)most >= 0.99 * (double)reserve, "at most %zu of %zu bytes are needed",
                   most, reserve);
-    model_destroy(m);
-    weights_close(weights);
+    s->limits.envelope = whole;
+}
+
+static void need_never_exceeds_the_reserve(const struct tiny_model *model, const char *isa,
+                                           enum dtype kv_dtype) {
+    struct fixture f;
+    struct subject s;
+    struct rng rng;
+    init(&f, model);
+    subject_init(&s, f.path, isa, kv_dtype);
+    rng_init(&rng, 1);
+    for (uint32_t i = 0; i < BUDGETS; i++) {
+        steps_fit_what_a_budget_reserves(&s, &rng, SHAPES / BUDGETS);
+    }
+    subject_deinit(&s);
     deinit(&f);
 }
 

@@ -69,6 +69,15 @@ static struct engine_plan plan_with(const struct engine_options *changed) {
     return plan;
 }
 
+static void check_tiles(const struct json *root, const struct engine_plan *plan) {
+    const struct json *tiles = json_get(root, "tiles");
+    ck_assert_int_eq(json_int(json_get(tiles, "logit_rows")), plan->tiles.logit_rows);
+    ck_assert_int_eq(json_int(json_get(tiles, "mlp_rows")), plan->tiles.mlp_rows);
+    ck_assert_int_eq(json_int(json_get(tiles, "matmul_rows")), plan->tiles.matmul_rows);
+    ck_assert_int_eq(json_int(json_get(tiles, "attention_parts")), plan->tiles.attention_parts);
+    ck_assert_int_eq(json_int(json_get(root, "workspace_bytes")), (int64_t)plan->workspace_bytes);
+}
+
 static int64_t tokens_of(const struct engine_plan *plan) {
     return (int64_t)plan->capacity.kv_blocks * plan->capacity.block_tokens;
 }
@@ -86,6 +95,8 @@ static struct engine_options apply(const char *option, const char *value) {
         changed.utilization = strtod(value, NULL);
     } else if (strcmp(option, "--kv-cache-dtype") == 0) {
         changed.kv_dtype = strcmp(value, "float32") == 0 ? DTYPE_F32 : DTYPE_F16;
+    } else if (strcmp(option, "--workspace-budget") == 0) {
+        changed.workspace_budget = strtoll(value, NULL, 10);
     } else {
         ck_abort_msg("a row for %s", option);
     }
@@ -98,7 +109,8 @@ START_TEST(every_row_is_what_the_engine_plans_with_that_option) {
     ck_assert(json_bool(json_get(root, "fits")));
     ck_assert_int_eq(json_int(json_get(root, "kv_capacity_tokens")), tokens_of(&now));
     const struct json *rows = json_get(root, "knobs");
-    ck_assert_uint_eq(json_count(rows), 8);
+    ck_assert_uint_eq(json_count(rows), 9);
+    check_tiles(root, &now);
     for (size_t i = 0; i < json_count(rows); i++) {
         const struct json *row = json_at(rows, i);
         struct engine_options changed = apply(text_of(row, "option"), text_of(row, "value"));

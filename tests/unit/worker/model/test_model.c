@@ -191,7 +191,7 @@ START_TEST(a_forward_pass_of_a_rank_says_what_it_tells_the_others) {
     const struct op_ctx ctx = {.thread_count = 1};
     struct op_step step = {
         .row_count = ROWS, .seq_count = 1, .logit_count = LOGITS, .block_table_stride = 8};
-    struct forward_step forward = {.step = &step, .kv = &kv, .logit_tile = TILE};
+    struct forward_step forward = {.step = &step, .kv = &kv, .tiles = {TILE, 3, 16, 1}};
     struct collective group;
     struct reader reader;
     collective_init_loopback(&group, 0, 4);
