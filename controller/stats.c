@@ -46,6 +46,7 @@ static const char *const outcome_names[FINISH_REASON_COUNT] = {
     [FINISH_REASON_CANCELLED] = "client_abort",
     [FINISH_REASON_FAULT] = "fault",
     [FINISH_REASON_SHUTDOWN] = "deadline",
+    [FINISH_REASON_REFUSED] = "refused",
 };
 static const char *const reject_names[REJECT_REASON_COUNT] = {
     [REJECT_REASON_QUEUE_FULL] = "queue_requests",
@@ -53,6 +54,9 @@ static const char *const reject_names[REJECT_REASON_COUNT] = {
     [REJECT_REASON_UNAVAILABLE] = "unavailable",
     [REJECT_REASON_DRAINING] = "draining",
 };
+
+enum nack { NACK_REFUSED, NACK_STATE, NACK_COUNT };
+static const char *const nack_names[NACK_COUNT] = {"refused", "state"};
 
 enum step_kind { STEP_KIND_DECODE, STEP_KIND_MIXED, STEP_KIND_PREFILL, STEP_KIND_COUNT };
 static const char *const step_names[STEP_KIND_COUNT] = {"decode", "mixed", "prefill"};
@@ -126,7 +130,7 @@ struct stats {
     struct metric *prompt_tokens[REQUEST_CLASS_COUNT], *output_tokens[REQUEST_CLASS_COUNT];
     struct metric *step[STEP_KIND_COUNT], *rows[ROW_KIND_COUNT];
     struct metric *turn[STATS_PHASE_COUNT], *lag;
-    struct metric *plans, *plan_bytes, *plan_nacks, *results_stale;
+    struct metric *plans, *plan_bytes, *plan_nacks[NACK_COUNT], *results_stale;
     struct metric *blocks[BLOCK_STATE_COUNT], *blocks_capacity, *capacity_tokens, *evictions;
     struct metric *worker_up, *heartbeat_age, *epoch, *sealed, *resident, *after_seal;
     struct metric *responses[RESPONSE_COUNT], *connections;
@@ -271,9 +275,11 @@ static void add_engine(struct builder *builder) {
         add_one(builder, COUNTER("tare_plans_total", "Step plans sent."), "form", "delta");
     stats->plan_bytes = add_one(
         builder, COUNTER("tare_plan_bytes_total", "Bytes of step plans sent."), "form", "delta");
-    stats->plan_nacks =
-        add_one(builder, COUNTER("tare_plan_nacks_total", "Plans that a worker refused."), "kind",
-                "refused");
+    add_each(builder,
+             COUNTER("tare_plan_nacks_total",
+                     "Plans that a worker refused; work was split (refused) or its epoch began "
+                     "anew (state)."),
+             "kind", nack_names, NACK_COUNT, stats->plan_nacks);
     stats->results_stale =
         add_one(builder, COUNTER("tare_results_stale_total", "Results of an epoch that is over."),
                 NULL, NULL);
@@ -543,7 +549,8 @@ static void copy_counters(struct stats *stats, const struct core_counters *count
     metric_set_total(stats->tokens[TOKEN_KIND_CACHED], counters->tokens_prompt_cached);
     metric_set_total(stats->tokens[TOKEN_KIND_GENERATED], counters->tokens_generated);
     metric_set_total(stats->tokens[TOKEN_KIND_RECOMPUTED], counters->tokens_recomputed);
-    metric_set_total(stats->plan_nacks, counters->plan_refusals);
+    metric_set_total(stats->plan_nacks[NACK_REFUSED], counters->plan_refusals);
+    metric_set_total(stats->plan_nacks[NACK_STATE], counters->resyncs);
     metric_set_total(stats->results_stale, counters->results_stale);
     metric_set_total(stats->evictions, counters->preemptions);
 }

@@ -64,7 +64,12 @@ static void write_worker(const struct stats_view *s, struct buf *out) {
     put_count(out, "tokens", c->envelope.tokens);
     put_count(out, "sequences", c->envelope.seqs);
     put_count(out, "sequence_tokens", c->envelope.seq_tokens);
+    put_count(out, "attended_tokens", c->envelope.attended_tokens);
+    put_count(out, "attended_tokens_max", c->envelope.attended_tokens_max);
     put_count(out, "logit_rows", c->envelope.logit_rows);
+    put_count(out, "prompt_logit_rows", c->envelope.prompt_logit_rows);
+    put_count(out, "logprob_rows", c->envelope.logprob_rows);
+    put_count(out, "draft_tokens", c->envelope.draft_tokens);
     close_object(out, "},");
     buf_append_str(out, "\"ledger\":[");
     for (uint32_t i = 0; i < c->line_count; i++) {

@@ -561,6 +561,10 @@ static enum status capacity_encode(const struct control_message *message, struct
     envelope.logit_rows = in->envelope.logit_rows;
     envelope.prompt_logit_rows = in->envelope.prompt_logit_rows;
     envelope.blocks_per_seq = in->envelope.blocks_per_seq;
+    envelope.logprob_rows = in->envelope.logprob_rows;
+    envelope.draft_tokens = in->envelope.draft_tokens;
+    envelope.attended_tokens_max = in->envelope.attended_tokens_max;
+    envelope.attended_tokens = in->envelope.attended_tokens;
     Tare__Capacity capacity = TARE__CAPACITY__INIT;
     capacity.envelope = &envelope;
     capacity.block_tokens = in->block_tokens;
@@ -676,7 +680,11 @@ static enum status capacity_decode(const Tare__Capacity *in, struct arena *arena
                      .seq_tokens = in->envelope->seq_tokens,
                      .logit_rows = in->envelope->logit_rows,
                      .prompt_logit_rows = in->envelope->prompt_logit_rows,
-                     .blocks_per_seq = in->envelope->blocks_per_seq},
+                     .blocks_per_seq = in->envelope->blocks_per_seq,
+                     .logprob_rows = in->envelope->logprob_rows,
+                     .draft_tokens = in->envelope->draft_tokens,
+                     .attended_tokens_max = in->envelope->attended_tokens_max,
+                     .attended_tokens = in->envelope->attended_tokens},
         .block_tokens = in->block_tokens,
         .kv_blocks = in->kv_blocks,
         .kv_bytes_per_token = in->kv_bytes_per_token,

@@ -142,16 +142,89 @@ enum status plan_validate(const struct plan *plan, const struct plan_limits *lim
     for (uint32_t i = 0; i < plan->retire_count; i++) {
         TRY(check_slot(plan->retires[i].ref, limits, err));
     }
-    uint64_t rows = plan->decode_rows;
+    struct step_size least = {0};
     for (uint32_t i = 0; i < plan->prefill_count; i++) {
-        TRY(check_prefill(&plan->prefills[i], limits, err));
-        rows += plan->prefills[i].token_count;
+        const struct plan_prefill *chunk = &plan->prefills[i];
+        TRY(check_prefill(chunk, limits, err));
+        // Without logits: whether the chunk's rows score or draw stands in the slot table.
+        step_size_add(&least,
+                      &(struct step_share){.tokens = chunk->token_count,
+                                           .context = chunk->start_pos + chunk->token_count});
     }
-    if (rows > limits->envelope.tokens) {
-        return range_error(err, "rows of the step", rows, limits->envelope.tokens);
+    // A decode row attends to itself at least, and draws.
+    for (uint32_t i = 0; i < plan->decode_rows; i++) {
+        struct step_share share = step_share_decode(1, false);
+        step_size_add(&least, &share);
+    }
+    return step_size_validate(&least, &limits->envelope, err);
+}
+
+// ---- the size of a step ------------------------------------------------------------------------
+
+static uint32_t smaller(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
+
+struct step_share step_share_chunk(const struct step_chunk *chunk) {
+    uint32_t end = chunk->start + chunk->count;
+    uint32_t scored = 0;
+    if (chunk->want_prompt_logprobs && chunk->prompt_tokens > 0) {
+        // The row of the last prompt token has nothing to score, and the last row of a prompt
+        // draws.
+        uint32_t score_end = smaller(chunk->last ? end - 1 : end, chunk->prompt_tokens - 1);
+        scored = score_end > chunk->start ? score_end - chunk->start : 0;
+    }
+    uint32_t drawn = chunk->last && end < chunk->len_max ? 1 : 0;
+    return (struct step_share){.tokens = chunk->count,
+                               .context = end,
+                               .logit_rows = scored + drawn,
+                               .prompt_logit_rows = scored,
+                               .logprob_rows = scored + (chunk->want_logprobs ? drawn : 0)};
+}
+
+struct step_share step_share_decode(uint32_t context, bool want_logprobs) {
+    return (struct step_share){
+        .tokens = 1, .context = context, .logit_rows = 1, .logprob_rows = want_logprobs ? 1 : 0};
+}
+
+// A sum of shares stays far below 2^32: a plan has at most BOUND_SEQS of BOUND_STEP_TOKENS each.
+_Static_assert((uint64_t)2 * BOUND_SEQS * BOUND_SEQ_TOKENS < UINT32_MAX, "sums of shares fit");
+
+void step_size_add(struct step_size *size, const struct step_share *share) {
+    size->tokens += share->tokens;
+    size->seqs++;
+    size->logit_rows += share->logit_rows;
+    size->prompt_logit_rows += share->prompt_logit_rows;
+    size->logprob_rows += share->logprob_rows;
+    size->attended_tokens += share->context;
+    if (share->context > size->attended_tokens_max) {
+        size->attended_tokens_max = share->context;
+    }
+}
+
+enum status step_size_validate(const struct step_size *size, const struct envelope *envelope,
+                               struct error *err) {
+    const struct {
+        const char *name;
+        uint64_t value, max;
+    } fields[] = {
+        {"rows of the step", size->tokens, envelope->tokens},
+        {"sequences of the step", size->seqs, envelope->seqs},
+        {"logit rows of the step", size->logit_rows, envelope->logit_rows},
+        {"prompt logit rows of the step", size->prompt_logit_rows, envelope->prompt_logit_rows},
+        {"logprob rows of the step", size->logprob_rows, envelope->logprob_rows},
+        {"longest attended context", size->attended_tokens_max, envelope->attended_tokens_max},
+        {"attended context of the step", size->attended_tokens, envelope->attended_tokens},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        if (fields[i].value > fields[i].max) {
+            return range_error(err, fields[i].name, fields[i].value, fields[i].max);
+        }
     }
     return STATUS_OK;
 }
+
+// ---- results -----------------------------------------------------------------------------------
 
 static enum status check_row(const struct result_row *row, const struct plan_limits *limits,
                              struct error *err) {
@@ -193,6 +266,11 @@ enum status capacity_validate(const struct message_capacity *capacity, struct er
         {"envelope sequence tokens", e->seq_tokens, 1, BOUND_SEQ_TOKENS},
         {"envelope logit rows", e->logit_rows, 1, BOUND_STEP_TOKENS},
         {"envelope prompt logit rows", e->prompt_logit_rows, 0, BOUND_STEP_TOKENS},
+        {"envelope logprob rows", e->logprob_rows, 0, BOUND_STEP_TOKENS},
+        {"envelope draft tokens", e->draft_tokens, 0, 0},
+        {"envelope longest attended context", e->attended_tokens_max, 1, e->seq_tokens},
+        {"envelope attended context", e->attended_tokens, e->attended_tokens_max,
+         (uint64_t)BOUND_SEQS * BOUND_SEQ_TOKENS},
         {"block tokens", capacity->block_tokens, 1, BOUND_BLOCK_TOKENS},
         {"KV blocks", capacity->kv_blocks, 1, BOUND_BLOCKS},
         {"vocabulary", capacity->vocabulary, 1, BOUND_VOCABULARY_TOKENS},

@@ -174,6 +174,10 @@ struct envelope {
     uint32_t logit_rows;           // rows that are projected to the vocabulary in one step
     uint32_t prompt_logit_rows;    // of these, how many may be prompt logprobs
     uint32_t blocks_per_seq;
+    uint32_t logprob_rows;    // of the logit rows, how many may want logprobs, prompt ones too
+    uint32_t draft_tokens;    // drafts of one sequence in one step; 0: steps carry none
+    uint32_t attended_tokens_max;    // longest context that one sequence attends to in a step
+    uint64_t attended_tokens;        // sum of the contexts over the sequences of one step
 };
 
 struct ledger_line {
@@ -230,8 +234,9 @@ struct message_heartbeat {
 
 // ---- validators --------------------------------------------------------------------------------
 
-// Everything about a plan that can be judged without the slot table: counts, ranges, block ids, the
-// token budget. The controller asserts it before sending, the worker answers REFUSED.
+// Everything about a plan that can be judged without the slot table: counts, ranges, block ids, and
+// the part of the step's size that is certain without it. The controller asserts it before sending,
+// the worker answers REFUSED.
 struct plan_limits {
     struct envelope envelope;
     uint32_t block_tokens;
@@ -245,5 +250,40 @@ enum status sampling_validate(const struct sampling_params *sampling, uint32_t v
 enum status result_validate(const struct step_result *result, const struct plan_limits *limits,
                             struct error *err) MUST_USE;
 enum status capacity_validate(const struct message_capacity *capacity, struct error *err) MUST_USE;
+
+// ---- the size of a step ------------------------------------------------------------------------
+
+// What one sequence adds to a step.
+struct step_share {
+    uint32_t tokens;
+    uint32_t context;    // positions it attends to: its length after the step
+    uint32_t logit_rows, prompt_logit_rows, logprob_rows;
+};
+
+// What a step asks of the envelope. Both sides compute it, each from its own state: the controller
+// to plan and to assert, the worker to judge.
+struct step_size {
+    uint32_t tokens, seqs;
+    uint32_t logit_rows, prompt_logit_rows, logprob_rows;
+    uint32_t attended_tokens_max;
+    uint64_t attended_tokens;
+};
+
+// A chunk of a prompt: positions start .. start + count - 1 of a sequence.
+struct step_chunk {
+    uint32_t start, count;
+    bool last;                 // its last row draws, unless the sequence is full then
+    uint32_t prompt_tokens;    // rows before the last prompt token score the token after them
+    uint32_t len_max;
+    bool want_logprobs, want_prompt_logprobs;
+};
+struct step_share step_share_chunk(const struct step_chunk *chunk);
+// One token of a decoding sequence, whose context is `context` with it.
+struct step_share step_share_decode(uint32_t context, bool want_logprobs);
+
+void step_size_add(struct step_size *size, const struct step_share *share);
+// INVALID naming the limit that the step leaves.
+enum status step_size_validate(const struct step_size *size, const struct envelope *envelope,
+                               struct error *err) MUST_USE;
 
 #endif

@@ -70,6 +70,10 @@ static uint32_t blocks_for(uint32_t tokens, uint32_t block_tokens) {
     return (tokens + block_tokens - 1) / block_tokens;
 }
 
+static uint64_t step_seqs(const struct engine_options *o) {
+    return o->seqs < o->step_tokens ? o->seqs : o->step_tokens;
+}
+
 static void set_limits(struct engine *engine, uint32_t seq_tokens, uint32_t kv_blocks) {
     const struct engine_options *o = &engine->options;
     engine->limits = (struct plan_limits){
@@ -78,7 +82,10 @@ static void set_limits(struct engine *engine, uint32_t seq_tokens, uint32_t kv_b
                      .seq_tokens = seq_tokens,
                      .logit_rows = o->step_tokens,
                      .prompt_logit_rows = o->step_tokens,
-                     .blocks_per_seq = blocks_for(seq_tokens, o->block_tokens)},
+                     .blocks_per_seq = blocks_for(seq_tokens, o->block_tokens),
+                     .logprob_rows = o->step_tokens,
+                     .attended_tokens_max = seq_tokens,
+                     .attended_tokens = step_seqs(o) * seq_tokens},
         .block_tokens = o->block_tokens,
         .kv_blocks = kv_blocks,
         .vocabulary = model_config(engine->model)->vocabulary,

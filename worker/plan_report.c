@@ -147,8 +147,11 @@ static void write_text(const struct report *report, struct buf *out) {
     const struct envelope *e = &c->envelope;
     buf_printf(out, "device   %s (%s), %u threads\n", report->options->device, plan->isa,
                c->threads);
-    buf_printf(out, "envelope %u tokens a step, %u sequences of up to %u tokens, %u logit rows\n",
-               e->tokens, e->seqs, e->seq_tokens, e->logit_rows);
+    buf_printf(out,
+               "envelope %u tokens a step, %u sequences of up to %u tokens, %llu tokens attended "
+               "to, %u logit rows, %u with logprobs\n",
+               e->tokens, e->seqs, e->seq_tokens, (unsigned long long)e->attended_tokens,
+               e->logit_rows, e->logprob_rows);
     buf_printf(
         out, "tiles    %u logit rows, %u MLP rows, %u product rows, %u attention parts: %.1f MiB\n",
         plan->tiles.logit_rows, plan->tiles.mlp_rows, plan->tiles.matmul_rows,
@@ -210,8 +213,11 @@ static void write_json_capacity(const struct report *report, struct buf *out) {
                c->kv_blocks);
     buf_printf(out,
                ",\"envelope\":{\"tokens\":%u,\"sequences\":%u,\"sequence_tokens\":%u,"
-               "\"logit_rows\":%u,\"prompt_logit_rows\":%u}",
-               e->tokens, e->seqs, e->seq_tokens, e->logit_rows, e->prompt_logit_rows);
+               "\"attended_tokens\":%llu,\"attended_tokens_max\":%u,\"logit_rows\":%u,"
+               "\"prompt_logit_rows\":%u,\"logprob_rows\":%u,\"draft_tokens\":%u}",
+               e->tokens, e->seqs, e->seq_tokens, (unsigned long long)e->attended_tokens,
+               e->attended_tokens_max, e->logit_rows, e->prompt_logit_rows, e->logprob_rows,
+               e->draft_tokens);
     buf_printf(out,
                ",\"tiles\":{\"logit_rows\":%u,\"mlp_rows\":%u,\"matmul_rows\":%u,"
                "\"attention_parts\":%u},\"workspace_bytes\":%llu",

@@ -148,6 +148,10 @@ static void show_worker(const struct json *worker) {
     printf("envelope  %lld tokens a step, %lld sequences of up to %lld tokens\n",
            count_of(envelope, "tokens"), count_of(envelope, "sequences"),
            count_of(envelope, "sequence_tokens"));
+    printf("          %lld tokens attended to a step, %lld by one sequence, %lld logit rows, %lld "
+           "with logprobs\n",
+           count_of(envelope, "attended_tokens"), count_of(envelope, "attended_tokens_max"),
+           count_of(envelope, "logit_rows"), count_of(envelope, "logprob_rows"));
     printf("memory                       MiB\n");
     for (size_t i = 0; i < json_count(ledger); i++) {
         const struct json *line = json_at(ledger, i);

@@ -23,7 +23,8 @@ struct core {
     uint64_t next_seq;
     bool outstanding;    // plan next_seq - 1 has no result yet
     uint64_t outstanding_since_us;
-    uint32_t outstanding_rows;
+    uint32_t outstanding_rows, outstanding_prompt_rows;
+    bool condemned;    // a request was failed for a refused plan, and no row was computed since
     uint64_t away_since_us;    // when the worker was lost, while !ready
     struct message_capacity capacity;
     struct plan_limits limits;
@@ -230,6 +231,7 @@ static void take_ready(struct core *core, const struct core_input *input) {
     core->epoch = input->ready.epoch;
     core->next_seq = 1;
     core->outstanding = false;
+    core->condemned = false;
     core->capacity = *capacity;
     core->limits = (struct plan_limits){.envelope = capacity->envelope,
                                         .block_tokens = capacity->block_tokens,
@@ -276,7 +278,7 @@ static void take_lost(struct core *core, const struct core_input *input) {
 
 static void resync(struct core *core) {
     struct core_action action = {.kind = CORE_ACTION_RESYNC, .resync = {.worker = core->worker}};
-    core->counters.plan_refusals++;
+    core->counters.resyncs++;
     lose_worker(core);
     act(core, &action);
 }
@@ -378,6 +380,27 @@ static void learn_pace(struct core *core, const struct step_result *result) {
     core->us_per_row = core->us_per_row == 0.0 ? us : 0.9 * core->us_per_row + 0.1 * us;
 }
 
+// A refused plan costs itself: it never happened, its number is used again, its work comes back in
+// smaller parts. Only where the slots are no longer the same on both sides a new epoch helps.
+static void take_refusal(struct core *core) {
+    core->counters.plan_refusals++;
+    uint32_t guilty = REQUEST_NONE;
+    enum scheduler_refusal refusal = scheduler_refuse(core->scheduler, &guilty);
+    // Two condemned in a row without a step between them: it is not the requests.
+    bool state = refusal == SCHEDULER_REFUSAL_STATE ||
+                 (refusal == SCHEDULER_REFUSAL_GUILTY && core->condemned);
+    if (state) {
+        resync(core);
+        return;
+    }
+    core->outstanding = false;
+    core->next_seq--;
+    if (refusal == SCHEDULER_REFUSAL_GUILTY) {
+        core->condemned = true;
+        finish(core, guilty, FINISH_REASON_REFUSED);
+    }
+}
+
 static void take_result(struct core *core, const struct core_input *input) {
     const struct step_result *result = input->result.result;
     bool ours = core->ready && core->worker.value == input->result.worker.value &&
@@ -387,11 +410,17 @@ static void take_result(struct core *core, const struct core_input *input) {
         core->counters.results_stale++;
         return;
     }
+    if (result->status == RESULT_STATUS_REFUSED) {
+        take_refusal(core);
+        return;
+    }
     if (result->status != RESULT_STATUS_OK || !result_fits(core, result)) {
         resync(core);
         return;
     }
     core->outstanding = false;
+    core->condemned = core->condemned && core->outstanding_rows == 0;
+    core->counters.tokens_prompt_computed += core->outstanding_prompt_rows;
     learn_pace(core, result);
     scheduler_complete(core->scheduler, result->seq);
     for (uint32_t i = 0; i < result->row_count; i++) {
@@ -486,8 +515,8 @@ static void send_next_plan(struct core *core) {
     core->outstanding = true;
     core->outstanding_since_us = core->now_us;
     core->outstanding_rows = plan_rows(plan);
+    core->outstanding_prompt_rows = core->outstanding_rows - plan->decode_rows;
     core->counters.plans++;
-    core->counters.tokens_prompt_computed += core->outstanding_rows - plan->decode_rows;
     struct core_action action = {.kind = CORE_ACTION_SEND_PLAN,
                                  .send = {.worker = core->worker, .plan = plan}};
     act(core, &action);

@@ -18,7 +18,8 @@
 //   Thread     the loop thread.
 //   Allocates  in core_create only.
 //   Fails      a tick never fails. Bad inputs become REJECTED or are ignored where the thing they
-//              name is gone; broken results end the worker's group with a fault.
+//              name is gone; a refused plan is divided and planned again; a broken result begins
+//              a new epoch.
 
 struct core;
 
@@ -101,6 +102,7 @@ enum finish_reason {
     FINISH_REASON_CANCELLED,
     FINISH_REASON_FAULT,       // its group was lost
     FINISH_REASON_SHUTDOWN,    // aborted by a drain deadline
+    FINISH_REASON_REFUSED,     // its worker refuses every plan with it
     FINISH_REASON_COUNT,
 };
 
@@ -175,7 +177,9 @@ struct core_counters {
     uint64_t requests_finished[REQUEST_CLASS_COUNT][FINISH_REASON_COUNT];
     uint64_t requests_rejected[REQUEST_CLASS_COUNT][REJECT_REASON_COUNT];
     uint64_t tokens_prompt_computed, tokens_prompt_cached, tokens_generated, tokens_recomputed;
-    uint64_t plans, plan_refusals, results_stale;
+    uint64_t plans, results_stale;
+    uint64_t plan_refusals;    // plans that a worker refused; their work was planned again
+    uint64_t resyncs;          // epochs that ended because the two sides' states differed
     uint64_t preemptions;
 };
 

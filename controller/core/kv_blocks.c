@@ -19,6 +19,7 @@ struct kv_blocks {
     uint8_t *state;                    // [total]
     struct quarantined *quarantine;    // ring of `total` entries, fences ascending
     uint32_t quarantine_first, quarantine_count;
+    uint64_t fence_last;
 };
 
 enum status kv_blocks_create(uint32_t blocks_max, struct kv_blocks **out, struct error *err) {
@@ -54,6 +55,7 @@ void kv_blocks_reset(struct kv_blocks *blocks, uint32_t block_count) {
     blocks->free_count = block_count;
     blocks->quarantine_first = 0;
     blocks->quarantine_count = 0;
+    blocks->fence_last = 0;
     // Low ids on top: the pool's pages are then touched from its start.
     for (uint32_t i = 0; i < block_count; i++) {
         blocks->free_ids[i] = block_count - 1 - i;
@@ -77,6 +79,10 @@ enum status kv_blocks_take(struct kv_blocks *blocks, uint32_t count, uint32_t *o
 
 void kv_blocks_retire(struct kv_blocks *blocks, const uint32_t *ids, uint32_t count,
                       uint64_t fence) {
+    if (fence < blocks->fence_last) {
+        fence = blocks->fence_last;    // a refused plan's number comes twice
+    }
+    blocks->fence_last = fence;
     for (uint32_t i = 0; i < count; i++) {
         INVARIANT(ids[i] < blocks->total);
         INVARIANT(blocks->state[ids[i]] == BLOCK_HELD);
@@ -85,6 +91,14 @@ void kv_blocks_retire(struct kv_blocks *blocks, const uint32_t *ids, uint32_t co
         uint32_t at = (blocks->quarantine_first + blocks->quarantine_count) % blocks->total;
         blocks->quarantine[at] = (struct quarantined){fence, ids[i]};
         blocks->quarantine_count++;
+    }
+}
+
+void kv_blocks_give_back(struct kv_blocks *blocks, const uint32_t *ids, uint32_t count) {
+    for (uint32_t i = count; i > 0; i--) {
+        INVARIANT(blocks->state[ids[i - 1]] == BLOCK_HELD);
+        blocks->state[ids[i - 1]] = BLOCK_FREE;
+        blocks->free_ids[blocks->free_count++] = ids[i - 1];
     }
 }
 

@@ -14,6 +14,7 @@
 //   free -> held        kv_blocks_take
 //   held -> quarantine  kv_blocks_retire(fence)
 //   quarantine -> free  kv_blocks_complete(seq >= fence)
+//   held -> free        kv_blocks_give_back
 //
 //   Owns       its tables.
 //   Thread     the loop thread.
@@ -28,7 +29,9 @@ void kv_blocks_destroy(struct kv_blocks *blocks);
 void kv_blocks_reset(struct kv_blocks *blocks, uint32_t block_count);    // all free
 
 enum status kv_blocks_take(struct kv_blocks *blocks, uint32_t count, uint32_t *out) MUST_USE;
-// Fences never go back from one call to the next.
+// Blocks that no plan named return at once.
+void kv_blocks_give_back(struct kv_blocks *blocks, const uint32_t *ids, uint32_t count);
+// A fence below the one of an earlier call is raised to it.
 void kv_blocks_retire(struct kv_blocks *blocks, const uint32_t *ids, uint32_t count,
                       uint64_t fence);
 void kv_blocks_complete(struct kv_blocks *blocks, uint64_t seq);

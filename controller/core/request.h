@@ -34,6 +34,7 @@ enum request_state { REQUEST_FREE, REQUEST_WAITING, REQUEST_PREFILLING, REQUEST_
 struct request {
     enum request_state state;
     bool paused;
+    bool suspect;    // had work in a plan that was refused, and in none that passed since
     struct core_request spec;
     uint64_t arrived_us;
     uint64_t admitted_us;         // for the first time; 0 before

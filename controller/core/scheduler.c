@@ -4,12 +4,31 @@
 #include "common/invariant.h"
 #include "common/memory.h"
 
-struct slot {
-    uint32_t request;    // REQUEST_NONE when free
+// What the worker knows of a slot. A plan says the difference to what holds.
+struct told {
+    bool present;
+    bool paused;
     uint32_t gen;
-    bool told_paused;    // the worker was told to pause it
-    bool to_retire;      // the worker still knows it; the next plan retires it
+    uint32_t blocks;
 };
+
+struct slot {
+    uint32_t request;    // REQUEST_NONE: free, or still to be retired
+    uint32_t gen;
+    struct told told;       // once the plans sent so far are carried out
+    struct told applied;    // by the plans that were; a refused plan falls back to it
+};
+
+// What a refused plan leaves behind: its work is divided until it passes, or one sequence's single
+// row is refused alone.
+struct split {
+    uint32_t seqs;        // most sequences of a step while suspects are left
+    uint32_t tokens;      // most rows of a step; grows back with plans that pass
+    uint32_t passed;      // plans carried out since `tokens` changed
+    bool changes_only;    // the next plan has no rows: are the other changes at fault?
+};
+
+enum { SPLIT_PLANS = 16 };    // that pass before a lowered row count is doubled
 
 struct scheduler {
     struct scheduler_options options;
@@ -21,12 +40,15 @@ struct scheduler {
     uint32_t *order;        // [seqs_max] running slots, in order of admission
     uint32_t running;
     // Of the group, once a worker is there.
-    uint32_t seqs;
-    uint32_t step_tokens;
-    uint32_t seq_tokens;
+    struct envelope envelope;    // the worker's, lowered by the options
     uint32_t block_tokens;
-    uint32_t blocks_per_seq;
-    uint32_t retire_count;    // slots with to_retire
+    uint32_t retire_count;    // slots without a request that the worker still knows
+    // Of the step being planned, or the one that is out.
+    struct envelope allowed;    // the envelope, lowered while work is split
+    bool suspects_only;
+    struct step_size size;
+    uint32_t change_count;    // of the plan, beside its rows
+    struct split split;
 };
 
 enum status scheduler_create(const struct scheduler_options *options, struct scheduler **out,
@@ -71,23 +93,41 @@ static uint32_t smaller(uint32_t a, uint32_t b) {
     return a < b ? a : b;
 }
 
+// Free: without a request, and unknown to the worker. The lowest is on top.
+static void list_free_slots(struct scheduler *s) {
+    s->free_slot_count = 0;
+    s->retire_count = 0;
+    for (uint32_t i = s->envelope.seqs; i > 0; i--) {
+        const struct slot *slot = &s->slots[i - 1];
+        if (slot->request != REQUEST_NONE) {
+            continue;
+        }
+        if (slot->told.present) {
+            s->retire_count++;
+        } else {
+            s->free_slots[s->free_slot_count++] = i - 1;
+        }
+    }
+}
+
 void scheduler_start(struct scheduler *s, const struct message_capacity *capacity) {
     const struct envelope *e = &capacity->envelope;
     INVARIANT(s->running == 0);
     INVARIANT(e->blocks_per_seq <= s->options.blocks_per_seq_max);
-    s->seqs = smaller(e->seqs, s->options.seqs_max);
-    s->step_tokens = smaller(e->tokens, s->options.step_tokens_max);
-    s->seq_tokens = e->seq_tokens;
+    s->envelope = *e;
+    s->envelope.seqs = smaller(e->seqs, s->options.seqs_max);
+    s->envelope.tokens = smaller(e->tokens, s->options.step_tokens_max);
+    // A longer sequence could be admitted, but not reach its end.
+    s->envelope.seq_tokens = smaller(e->seq_tokens, e->attended_tokens_max);
     s->block_tokens = capacity->block_tokens;
-    s->blocks_per_seq = e->blocks_per_seq;
     s->retire_count = 0;
+    s->split = (struct split){.seqs = s->envelope.seqs, .tokens = s->envelope.tokens};
     kv_blocks_reset(s->options.blocks, capacity->kv_blocks);
     safety_tree_reset(s->safety, e->blocks_per_seq);
-    s->free_slot_count = s->seqs;
-    for (uint32_t i = 0; i < s->seqs; i++) {
+    for (uint32_t i = 0; i < s->envelope.seqs; i++) {
         s->slots[i] = (struct slot){.request = REQUEST_NONE};
-        s->free_slots[i] = s->seqs - 1 - i;
     }
+    list_free_slots(s);
 }
 
 static uint32_t *blocks_of(struct scheduler *s, uint32_t slot) {
@@ -103,14 +143,14 @@ static struct request *owner(struct scheduler *s, uint32_t slot) {
 }
 
 uint32_t scheduler_owner(const struct scheduler *s, struct slot_ref ref) {
-    if (ref.slot >= s->seqs || s->slots[ref.slot].gen != ref.gen) {
+    if (ref.slot >= s->envelope.seqs || s->slots[ref.slot].gen != ref.gen) {
         return REQUEST_NONE;
     }
     return s->slots[ref.slot].request;
 }
 
 uint32_t scheduler_slot_request(const struct scheduler *s, uint32_t slot) {
-    return slot < s->seqs ? s->slots[slot].request : REQUEST_NONE;
+    return slot < s->envelope.seqs ? s->slots[slot].request : REQUEST_NONE;
 }
 
 // The last token of a sequence is drawn but never computed, so its position needs no block.
@@ -120,12 +160,18 @@ static uint32_t positions_max(uint32_t len_max, uint32_t prompt) {
 
 bool scheduler_too_large(const struct scheduler *s, const struct core_request *spec) {
     uint64_t len = (uint64_t)spec->prompt_count + spec->output_max;
-    return len > s->seq_tokens || blocks_for(s, (uint32_t)len) > kv_blocks_total(s->options.blocks);
+    return len > s->envelope.seq_tokens ||
+           blocks_for(s, (uint32_t)len) > kv_blocks_total(s->options.blocks);
+}
+
+static uint32_t length_max(const struct scheduler *s, const struct core_request *spec) {
+    uint64_t length = (uint64_t)spec->prompt_count + spec->output_max;
+    return length < s->envelope.seq_tokens ? (uint32_t)length : s->envelope.seq_tokens;
 }
 
 bool scheduler_misfit(const struct scheduler *s, const struct request *request) {
     uint64_t len = (uint64_t)request->spec.prompt_count + request->spec.output_max;
-    uint32_t len_max = (uint32_t)(len < s->seq_tokens ? len : s->seq_tokens);
+    uint32_t len_max = length_max(s, &request->spec);
     bool no_room = request->known > len_max || (request->known == len_max && len > len_max);
     return no_room || blocks_for(s, len_max) > kv_blocks_total(s->options.blocks);
 }
@@ -174,35 +220,76 @@ static bool take_blocks(struct scheduler *s, struct request *request, uint32_t s
     return true;
 }
 
+// ---- what a step may hold ----------------------------------------------------------------------
+
+// While suspects are left, steps are theirs alone.
+static bool any_suspect(const struct scheduler *s) {
+    for (uint32_t i = 0; i < s->running; i++) {
+        if (request_at(s->options.requests, s->slots[s->order[i]].request)->suspect) {
+            return true;
+        }
+    }
+    // Suspects whose admission was refused wait at the front.
+    uint32_t first = request_waiting_first(s->options.requests);
+    return first != REQUEST_NONE && request_at(s->options.requests, first)->suspect;
+}
+
+static void open_step(struct scheduler *s) {
+    s->size = (struct step_size){0};
+    s->change_count = 0;
+    s->allowed = s->envelope;
+    s->allowed.tokens = s->split.tokens;
+    s->suspects_only = any_suspect(s);
+    if (s->suspects_only) {
+        s->allowed.seqs = s->split.changes_only ? 0 : s->split.seqs;
+    }
+}
+
+static bool fits(const struct scheduler *s, const struct step_share *share) {
+    struct step_size size = s->size;
+    step_size_add(&size, share);
+    return step_size_validate(&size, &s->allowed, NULL) == STATUS_OK;
+}
+
+static bool may_run(const struct scheduler *s, const struct request *request) {
+    return !s->suspects_only || request->suspect;
+}
+
 // ---- decoding ----------------------------------------------------------------------------------
 
 static struct slot_ref ref_of(const struct scheduler *s, uint32_t slot) {
     return (struct slot_ref){slot, s->slots[slot].gen};
 }
 
+static void pause_slot(struct scheduler *s, struct step_plan *plan, uint32_t slot) {
+    owner(s, slot)->paused = true;
+    if (!s->slots[slot].told.paused) {
+        s->slots[slot].told.paused = true;
+        s->change_count++;
+        step_plan_update(plan, &(struct plan_update){.ref = ref_of(s, slot), .pause = true});
+    }
+}
+
 // One more position for a decoding sequence: a new block when it crosses a border, else a pause.
 static bool make_room(struct scheduler *s, struct step_plan *plan, uint32_t slot) {
     struct request *request = owner(s, slot);
+    struct told *told = &s->slots[slot].told;
     bool crosses = request->known > request->block_count * s->block_tokens;
-    struct plan_update update = {.ref = ref_of(s, slot)};
-    if (crosses) {
-        if (!take_blocks(s, request, slot, 1)) {
-            request->paused = true;
-            if (!s->slots[slot].told_paused) {
-                s->slots[slot].told_paused = true;
-                update.pause = true;
-                step_plan_update(plan, &update);
-            }
-            return false;
-        }
-        update.append_count = 1;
-        update.append_blocks = blocks_of(s, slot) + request->block_count - 1;
+    if (crosses && !take_blocks(s, request, slot, 1)) {
+        pause_slot(s, plan, slot);
+        return false;
     }
-    update.resume = s->slots[slot].told_paused;
+    struct plan_update update = {
+        .ref = ref_of(s, slot),
+        .append_count = request->block_count - told->blocks,
+        .append_blocks = blocks_of(s, slot) + told->blocks,
+        .resume = told->paused,
+    };
     if (update.append_count > 0 || update.resume) {
         step_plan_update(plan, &update);
     }
-    s->slots[slot].told_paused = false;
+    told->blocks = request->block_count;
+    told->paused = false;
     request->paused = false;
     return true;
 }
@@ -217,17 +304,13 @@ static uint32_t plan_decodes(struct scheduler *s, struct step_plan *plan) {
         if (request->state != REQUEST_DECODING) {
             continue;
         }
-        // Envelope: a row more than the step has place for waits, and so is paused for one step.
-        if (rows == s->step_tokens) {
-            if (!s->slots[slot].told_paused) {
-                s->slots[slot].told_paused = true;
-                step_plan_update(plan,
-                                 &(struct plan_update){.ref = ref_of(s, slot), .pause = true});
-            }
-            request->paused = true;
-            continue;
-        }
-        if (make_room(s, plan, slot)) {
+        // Envelope: whoever the step has no place for waits, and so is paused for one step.
+        struct step_share share =
+            step_share_decode(request->known, request->spec.sampling.want_logprobs);
+        if (!may_run(s, request) || !fits(s, &share)) {
+            pause_slot(s, plan, slot);
+        } else if (make_room(s, plan, slot)) {
+            step_size_add(&s->size, &share);
             request->in_flight = 1;
             rows++;
         }
@@ -237,12 +320,46 @@ static uint32_t plan_decodes(struct scheduler *s, struct step_plan *plan) {
 
 // ---- prompts -----------------------------------------------------------------------------------
 
+static struct step_share share_of_chunk(const struct request *request, uint32_t tokens) {
+    const struct sampling_params *sampling = &request->spec.sampling;
+    struct step_chunk chunk = {
+        .start = request->computed,
+        .count = tokens,
+        .last = request->computed + tokens == request->known,
+        .prompt_tokens = request->spec.prompt_count,
+        .len_max = request->len_max,
+        .want_logprobs = sampling->want_logprobs,
+        .want_prompt_logprobs = sampling->want_prompt_logprobs,
+    };
+    return step_share_chunk(&chunk);
+}
+
+// The most of `tokens` that the step has place for: shares grow with the chunk.
+static uint32_t chunk_that_fits(const struct scheduler *s, const struct request *request,
+                                uint32_t tokens) {
+    uint32_t good = 0;
+    uint32_t bad = tokens + 1;
+    uint32_t next = tokens;    // most often all of it fits
+    while (good + 1 < bad) {
+        struct step_share share = share_of_chunk(request, next);
+        if (fits(s, &share)) {
+            good = next;
+        } else {
+            bad = next;
+        }
+        next = good + (bad - good) / 2;
+    }
+    return good;
+}
+
 static void plan_chunk(struct scheduler *s, struct step_plan *plan, uint32_t slot,
                        uint32_t tokens) {
     struct request *request = owner(s, slot);
     uint32_t start = request->computed;
     bool last = start + tokens == request->known;
     bool scored = request->spec.sampling.want_prompt_logprobs && !last;
+    struct step_share share = share_of_chunk(request, tokens);
+    step_size_add(&s->size, &share);
     request->in_flight = tokens;
     step_plan_prefill(plan, &(struct plan_prefill){
                                 .ref = ref_of(s, slot),
@@ -259,12 +376,16 @@ static uint32_t plan_prefills(struct scheduler *s, struct step_plan *plan, uint3
                               uint32_t budget) {
     for (uint32_t i = from; i < s->running && budget > 0; i++) {
         struct request *request = owner(s, s->order[i]);
-        if (request->state != REQUEST_PREFILLING || request->in_flight > 0) {
+        if (request->state != REQUEST_PREFILLING || request->in_flight > 0 ||
+            !may_run(s, request)) {
             continue;
         }
         uint32_t tokens = smaller(request->known - request->computed, budget);
-        plan_chunk(s, plan, s->order[i], tokens);
-        budget -= tokens;
+        tokens = chunk_that_fits(s, request, tokens);
+        if (tokens > 0) {
+            plan_chunk(s, plan, s->order[i], tokens);
+            budget -= tokens;
+        }
     }
     return budget;
 }
@@ -277,8 +398,6 @@ static bool try_admit(struct scheduler *s, struct step_plan *plan, uint32_t inde
         return false;
     }
     uint32_t slot = s->free_slots[s->free_slot_count - 1];
-    uint64_t len_max = (uint64_t)request->spec.prompt_count + request->spec.output_max;
-    request->len_max = (uint32_t)(len_max < s->seq_tokens ? len_max : s->seq_tokens);
     request->block_count = 0;
     if (!take_blocks(s, request, slot, blocks_for(s, request->known))) {
         return false;
@@ -293,7 +412,9 @@ static bool try_admit(struct scheduler *s, struct step_plan *plan, uint32_t inde
     request->paused = false;
     s->slots[slot].request = index;
     s->slots[slot].gen++;
-    s->slots[slot].told_paused = false;
+    s->slots[slot].told =
+        (struct told){.present = true, .gen = s->slots[slot].gen, .blocks = request->block_count};
+    s->change_count++;
     step_plan_admit(plan, &(struct plan_admit){
                               .ref = ref_of(s, slot),
                               .prompt_tokens = request->spec.prompt_count,
@@ -316,15 +437,24 @@ static bool anybody_paused(const struct scheduler *s) {
     return false;
 }
 
+// A step without place for one of its tokens admits nobody: it would hold blocks for nothing.
+static bool has_place(const struct scheduler *s, struct request *request) {
+    request->computed = 0;
+    request->len_max = length_max(s, &request->spec);
+    return chunk_that_fits(s, request, 1) > 0;
+}
+
 static uint32_t admit_some(struct scheduler *s, struct step_plan *plan, uint32_t budget) {
-    if (budget == 0 || anybody_paused(s)) {
+    // While work is split, sequences pause for it, and only suspects come in.
+    if (budget == 0 || (anybody_paused(s) && !s->suspects_only)) {
         return budget;
     }
     uint32_t index = request_waiting_first(s->options.requests);
     while (index != REQUEST_NONE && budget > 0) {
         uint32_t next = request_waiting_next(s->options.requests, index);
         uint32_t first = s->running;
-        if (!try_admit(s, plan, index)) {
+        struct request *request = request_at(s->options.requests, index);
+        if (!may_run(s, request) || !has_place(s, request) || !try_admit(s, plan, index)) {
             break;
         }
         budget = plan_prefills(s, plan, first, budget);
@@ -336,33 +466,77 @@ static uint32_t admit_some(struct scheduler *s, struct step_plan *plan, uint32_t
 // ---- the step ----------------------------------------------------------------------------------
 
 static void plan_retirements(struct scheduler *s, struct step_plan *plan) {
-    for (uint32_t slot = 0; slot < s->seqs && s->retire_count > 0; slot++) {
-        if (s->slots[slot].to_retire) {
-            step_plan_retire(plan, ref_of(s, slot));
-            s->slots[slot].to_retire = false;
+    for (uint32_t i = 0; i < s->envelope.seqs && s->retire_count > 0; i++) {
+        struct slot *slot = &s->slots[i];
+        if (slot->request == REQUEST_NONE && slot->told.present) {
+            step_plan_retire(plan, (struct slot_ref){i, slot->told.gen});
+            slot->told = (struct told){0};
+            s->change_count++;
             s->retire_count--;
-            s->free_slots[s->free_slot_count++] = slot;
+            s->free_slots[s->free_slot_count++] = i;
         }
     }
 }
 
-bool scheduler_plan(struct scheduler *s, struct step_plan *plan) {
+static void clear_suspects(struct scheduler *s) {
+    s->split.changes_only = false;
+    for (uint32_t i = 0; i < s->running; i++) {
+        owner(s, s->order[i])->suspect = false;
+    }
+    for (uint32_t i = request_waiting_first(s->options.requests); i != REQUEST_NONE;
+         i = request_waiting_next(s->options.requests, i)) {
+        request_at(s->options.requests, i)->suspect = false;
+    }
+}
+
+static void plan_step(struct scheduler *s, struct step_plan *plan) {
+    open_step(s);
     plan_retirements(s, plan);
     uint32_t rows = plan_decodes(s, plan);
     step_plan_decode_rows(plan, rows);
-    uint32_t budget = s->step_tokens - rows;
+    uint32_t budget = s->allowed.tokens - rows;
     if (rows > 0) {
         budget = smaller(budget, BOUND_PREFILL_CONTENDED_TOKENS);
     }
     budget = plan_prefills(s, plan, 0, budget);
     admit_some(s, plan, budget);
+}
+
+bool scheduler_plan(struct scheduler *s, struct step_plan *plan) {
+    plan_step(s, plan);
+    if (step_plan_empty(plan) && s->suspects_only) {
+        // Suspects wait for blocks that others hold: the step is everybody's again.
+        clear_suspects(s);
+        plan_step(s, plan);
+    }
+    INVARIANT(step_size_validate(&s->size, &s->envelope, NULL) == STATUS_OK);
     return !step_plan_empty(plan);
+}
+
+// ---- answers -----------------------------------------------------------------------------------
+
+// Plans that pass give back what a refused one took.
+static void grow_back(struct scheduler *s) {
+    struct split *split = &s->split;
+    split->changes_only = false;
+    split->seqs = smaller(2 * split->seqs, s->envelope.seqs);
+    if (split->tokens < s->envelope.tokens && ++split->passed >= SPLIT_PLANS) {
+        split->passed = 0;
+        split->tokens = smaller(2 * split->tokens, s->envelope.tokens);
+    }
 }
 
 void scheduler_complete(struct scheduler *s, uint64_t seq) {
     kv_blocks_complete(s->options.blocks, seq);
+    grow_back(s);
+    for (uint32_t i = 0; i < s->envelope.seqs; i++) {
+        s->slots[i].applied = s->slots[i].told;
+    }
     for (uint32_t i = 0; i < s->running; i++) {
         struct request *request = owner(s, s->order[i]);
+        if (request->in_flight > 0) {
+            request->suspect = false;
+        }
         request->computed += request->in_flight;
         INVARIANT(request->computed <= request->known);
         request->in_flight = 0;
@@ -370,6 +544,59 @@ void scheduler_complete(struct scheduler *s, uint64_t seq) {
             request->state = REQUEST_DECODING;
         }
     }
+}
+
+// Its admission was refused: back to the front of the line. The worker never saw its blocks.
+static void take_back(struct scheduler *s, uint32_t slot) {
+    struct request *request = owner(s, slot);
+    safety_tree_remove(s->safety, request->claim);
+    kv_blocks_give_back(s->options.blocks, blocks_of(s, slot), request->block_count);
+    request->slot = REQUEST_NONE;
+    request->block_count = 0;
+    request_waiting_enter_front(s->options.requests, s->slots[slot].request);
+    s->slots[slot].request = REQUEST_NONE;
+}
+
+enum scheduler_refusal scheduler_refuse(struct scheduler *s, uint32_t *guilty) {
+    uint32_t seqs = s->size.seqs;
+    uint32_t rows = s->size.tokens;
+    uint32_t other_changes = s->change_count;
+    *guilty = REQUEST_NONE;
+    // From the last admitted to the first, so that those who go back to the line keep their order.
+    for (uint32_t i = s->running; i > 0; i--) {
+        uint32_t slot = s->order[i - 1];
+        struct request *request = owner(s, slot);
+        const struct told *applied = &s->slots[slot].applied;
+        bool known = applied->present && applied->gen == s->slots[slot].gen;
+        if (request->in_flight > 0) {
+            request->suspect = true;
+            *guilty = s->slots[slot].request;
+            other_changes -= known ? 0 : 1;    // its own admission
+        }
+        request->in_flight = 0;
+        if (!known) {
+            take_back(s, slot);
+            s->running--;
+            INVARIANT(i - 1 == s->running);    // admissions are the last in the order
+        }
+    }
+    for (uint32_t i = 0; i < s->envelope.seqs; i++) {
+        s->slots[i].told = s->slots[i].applied;
+    }
+    list_free_slots(s);
+    s->split.passed = 0;
+    s->split.seqs = seqs > 1 ? seqs / 2 : 1;
+    s->split.tokens = rows > 1 ? rows / 2 : 1;
+    if (rows == 0) {
+        return SCHEDULER_REFUSAL_STATE;
+    }
+    if (rows > 1) {
+        return SCHEDULER_REFUSAL_SPLIT;
+    }
+    s->split.changes_only = other_changes > 0;
+    // Its request may have ended meanwhile: then the slot's retirement follows.
+    return other_changes > 0 || *guilty == REQUEST_NONE ? SCHEDULER_REFUSAL_SPLIT
+                                                        : SCHEDULER_REFUSAL_GUILTY;
 }
 
 static void leave_order(struct scheduler *s, uint32_t slot) {
@@ -392,7 +619,6 @@ void scheduler_release(struct scheduler *s, uint32_t index, uint64_t next_seq) {
     kv_blocks_retire(s->options.blocks, blocks_of(s, slot), request->block_count, next_seq);
     leave_order(s, slot);
     s->slots[slot].request = REQUEST_NONE;
-    s->slots[slot].to_retire = true;
     s->retire_count++;
     request->slot = REQUEST_NONE;
     request->block_count = 0;
@@ -412,9 +638,10 @@ void scheduler_stop(struct scheduler *s) {
         s->slots[slot].request = REQUEST_NONE;
         request_waiting_enter_front(s->options.requests, index);
     }
+    clear_suspects(s);    // of the worker that is gone
     kv_blocks_reset(s->options.blocks, 0);
     safety_tree_reset(s->safety, 0);
-    s->seqs = 0;
+    s->envelope.seqs = 0;
     s->free_slot_count = 0;
     s->retire_count = 0;
 }
@@ -435,15 +662,18 @@ void scheduler_audit(const struct scheduler *s) {
     uint32_t held = 0;
     for (uint32_t i = 0; i < s->running; i++) {
         uint32_t slot = s->order[i];
-        INVARIANT(slot < s->seqs);
+        INVARIANT(slot < s->envelope.seqs);
         const struct request *request = request_at(s->options.requests, s->slots[slot].request);
         INVARIANT(request->slot == slot);
         INVARIANT(request->known <= request->len_max);
         INVARIANT(request->computed + request->in_flight <= request->block_count * s->block_tokens);
+        INVARIANT(s->slots[slot].told.present);
+        INVARIANT(s->slots[slot].told.gen == s->slots[slot].gen);
+        INVARIANT(s->slots[slot].told.blocks <= request->block_count);
         held += request->block_count;
     }
     INVARIANT(held == kv_blocks_held(s->options.blocks));
-    INVARIANT(s->running + s->free_slot_count + s->retire_count == s->seqs);
+    INVARIANT(s->running + s->free_slot_count + s->retire_count == s->envelope.seqs);
     // The promise: everybody who runs can finish.
-    INVARIANT(s->seqs == 0 || safety_tree_demand(s->safety) <= reachable_free(s));
+    INVARIANT(s->envelope.seqs == 0 || safety_tree_demand(s->safety) <= reachable_free(s));
 }

@@ -52,6 +52,16 @@ bool scheduler_plan(struct scheduler *scheduler, struct step_plan *plan);
 // The outstanding plan `seq` completed: advances every request by what it computed.
 void scheduler_complete(struct scheduler *scheduler, uint64_t seq);
 
+// The outstanding plan was refused: nothing of it happened. What it said is said again by the next
+// plans, in smaller parts: half of its sequences and rows at a time, until a part passes or is a
+// single row.
+enum scheduler_refusal {
+    SCHEDULER_REFUSAL_SPLIT,     // go on planning
+    SCHEDULER_REFUSAL_GUILTY,    // a plan of `*guilty`'s one row alone: it can never run there
+    SCHEDULER_REFUSAL_STATE,     // a plan without rows: the worker's slots are not ours
+};
+enum scheduler_refusal scheduler_refuse(struct scheduler *scheduler, uint32_t *guilty);
+
 // The request leaves its slot, blocks go to quarantine. `next_seq` is the number of the next plan.
 void scheduler_release(struct scheduler *scheduler, uint32_t request, uint64_t next_seq);
 

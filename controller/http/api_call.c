@@ -575,6 +575,10 @@ static void fail_by_reason(struct api_call *call, enum finish_reason reason) {
         api_fail(&failure, API_CODE_INSTANCE_LOST, NULL,
                  "The worker that computed this request was lost.");
         break;
+    case FINISH_REASON_REFUSED:
+        api_fail(&failure, API_CODE_INTERNAL, NULL,
+                 "The worker refuses to compute this request; the server's log says why.");
+        break;
     case FINISH_REASON_SHUTDOWN:
         api_fail(&failure, API_CODE_DRAINING, NULL, "The server is shutting down.");
         break;
@@ -582,7 +586,7 @@ static void fail_by_reason(struct api_call *call, enum finish_reason reason) {
         api_fail(&failure, API_CODE_UNAVAILABLE, NULL, "The request was ended by the operator.");
         break;
     }
-    failure.retry_after_ms = RETRY_MS;
+    failure.retry_after_ms = reason == FINISH_REASON_REFUSED ? 0 : RETRY_MS;
     api_call_fail(call, &failure);
 }
 

@@ -306,8 +306,8 @@ static enum status take_result(struct worker_link *link, const char *name, uint6
     }
     TRY(codec_result_decode(&header, body, &link->arena, &result, err));
     if (result.status != RESULT_STATUS_OK) {
-        log_error("worker_link", "plan refused worker=%s seq=%llu status=%d message=\"%.200s\"",
-                  name, (unsigned long long)result.seq, (int)result.status, result.message);
+        log_warn("worker_link", "plan refused worker=%s seq=%llu status=%d because=\"%.200s\"",
+                 name, (unsigned long long)result.seq, (int)result.status, result.message);
     }
     link->sink.result(link->sink.ctx, id_of(link, peer), &result);
     return STATUS_OK;

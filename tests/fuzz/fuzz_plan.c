@@ -10,7 +10,11 @@
 
 enum { FRAME_MAX = 64 * 1024, SEQS = 4, TOKENS = 32, SEQ_TOKENS = 64 };
 
-static const struct plan_limits limits = {{TOKENS, SEQS, SEQ_TOKENS, TOKENS, TOKENS, 4}, 16, 8, 50};
+static const struct plan_limits limits = {
+    {TOKENS, SEQS, SEQ_TOKENS, TOKENS, TOKENS, 4, TOKENS, 0, SEQ_TOKENS, SEQS *SEQ_TOKENS},
+    16,
+    8,
+    50};
 
 struct target {
     struct arena arena;

@@ -19,6 +19,7 @@ struct slot {
     struct sampling_params sampling;    // bias points into `bias`
     struct op_token_bias *bias;         // [BOUND_LOGIT_BIAS], allocated with the table
     // Scratch of plan judgement: the state as it will be after the plan.
+    const struct plan_admit *admit;    // of this plan, or NULL
     enum slot_state next_state;
     uint32_t next_len;
     uint32_t next_blocks;
@@ -50,6 +51,7 @@ struct batch {
     uint32_t *logit_index;                // [tokens]
     struct op_sample_row *sample_rows;    // [tokens]
     struct logit_row *logit_rows;         // [tokens]
+    struct step_size size;                // of the step being judged or laid out
 };
 
 // ---- memory ------------------------------------------------------------------------------------
@@ -161,6 +163,7 @@ static enum status judge_admits(struct batch *batch, const struct plan *plan, st
         if (slot->next_state != SLOT_FREE) {
             return wrong_slot(err, "admission into a used", admit->ref);
         }
+        slot->admit = admit;
         slot->next_state = SLOT_PREFILLING;
         slot->next_gen = admit->ref.gen;
         slot->next_len = 0;
@@ -209,7 +212,7 @@ static enum status judge_prefills(struct batch *batch, const struct plan *plan, 
 // Rows that decode in this step: decoding before the plan, still alive, not paused.
 static bool decodes(const struct slot *slot) {
     return slot->state == SLOT_DECODING && slot->next_state == SLOT_DECODING &&
-           slot->next_gen == slot->gen && !slot->next_paused;
+           slot->admit == NULL && !slot->next_paused;
 }
 
 // Every position a slot computes in this step must lie in a block it holds.
@@ -238,47 +241,66 @@ static enum status judge_blocks(struct batch *batch, const struct plan *plan, st
     return STATUS_OK;
 }
 
-static uint32_t len_max_of(const struct batch *batch, const struct plan *plan, uint32_t slot) {
-    for (uint32_t i = 0; i < plan->admit_count; i++) {
-        if (plan->admits[i].ref.slot == slot) {
-            return plan->admits[i].len_max;
-        }
-    }
-    return batch->slots[slot].len_max;
+static uint32_t len_max_of(const struct slot *slot) {
+    return slot->admit != NULL ? slot->admit->len_max : slot->len_max;
 }
 
-static bool wants_prompt_logprobs(const struct batch *batch, const struct plan *plan,
-                                  uint32_t slot) {
-    for (uint32_t i = 0; i < plan->admit_count; i++) {
-        if (plan->admits[i].ref.slot == slot) {
-            return plan->admits[i].sampling.want_prompt_logprobs;
-        }
-    }
-    return batch->slots[slot].sampling.want_prompt_logprobs;
+static const struct sampling_params *sampling_of(const struct slot *slot) {
+    return slot->admit != NULL ? &slot->admit->sampling : &slot->sampling;
 }
 
 static enum status judge_lengths(struct batch *batch, const struct plan *plan, struct error *err) {
     for (uint32_t i = 0; i < plan->prefill_count; i++) {
         const struct plan_prefill *chunk = &plan->prefills[i];
-        uint32_t slot = chunk->ref.slot;
-        uint32_t len_max = len_max_of(batch, plan, slot);
-        if (batch->slots[slot].next_len > len_max) {
+        const struct slot *slot = &batch->slots[chunk->ref.slot];
+        if (slot->next_len > len_max_of(slot)) {
             return error_set(err, STATUS_INVALID, "prompt of slot %u ends at %u, past its limit %u",
-                             slot, batch->slots[slot].next_len, len_max);
+                             chunk->ref.slot, slot->next_len, len_max_of(slot));
         }
-        bool scored = wants_prompt_logprobs(batch, plan, slot) && !chunk->last;
+        bool scored = sampling_of(slot)->want_prompt_logprobs && !chunk->last;
         if (scored != (chunk->next_token >= 0)) {
             return error_set(err, STATUS_INVALID, "prompt chunk of slot %u %s the token after it",
-                             slot, scored ? "lacks" : "needs not");
+                             chunk->ref.slot, scored ? "lacks" : "needs not");
         }
     }
     return STATUS_OK;
+}
+
+// The whole step against the envelope: decode rows and chunks, each with the context it attends to.
+static enum status judge_size(struct batch *batch, const struct plan *plan, struct error *err) {
+    batch->size = (struct step_size){0};
+    for (uint32_t i = 0; i < batch->limits.envelope.seqs; i++) {
+        const struct slot *slot = &batch->slots[i];
+        if (decodes(slot)) {
+            struct step_share share =
+                step_share_decode(slot->len + 1, slot->sampling.want_logprobs);
+            step_size_add(&batch->size, &share);
+        }
+    }
+    for (uint32_t i = 0; i < plan->prefill_count; i++) {
+        const struct plan_prefill *chunk = &plan->prefills[i];
+        const struct slot *slot = &batch->slots[chunk->ref.slot];
+        const struct sampling_params *sampling = sampling_of(slot);
+        struct step_chunk facts = {
+            .start = chunk->start_pos,
+            .count = chunk->token_count,
+            .last = chunk->last,
+            .prompt_tokens = slot->admit != NULL ? slot->admit->prompt_tokens : slot->prompt_tokens,
+            .len_max = len_max_of(slot),
+            .want_logprobs = sampling->want_logprobs,
+            .want_prompt_logprobs = sampling->want_prompt_logprobs,
+        };
+        struct step_share share = step_share_chunk(&facts);
+        step_size_add(&batch->size, &share);
+    }
+    return step_size_validate(&batch->size, &batch->limits.envelope, err);
 }
 
 static enum status judge(struct batch *batch, const struct plan *plan, struct error *err) {
     TRY(plan_validate(plan, &batch->limits, err));
     for (uint32_t i = 0; i < batch->limits.envelope.seqs; i++) {
         struct slot *slot = &batch->slots[i];
+        slot->admit = NULL;
         slot->next_state = slot->state;
         slot->next_gen = slot->gen;
         slot->next_len = slot->len;
@@ -297,7 +319,8 @@ static enum status judge(struct batch *batch, const struct plan *plan, struct er
     TRY(judge_updates(batch, plan, err));
     TRY(judge_prefills(batch, plan, err));
     TRY(judge_blocks(batch, plan, err));
-    return judge_lengths(batch, plan, err);
+    TRY(judge_lengths(batch, plan, err));
+    return judge_size(batch, plan, err);
 }
 
 // ---- applying a plan ---------------------------------------------------------------------------
@@ -446,7 +469,10 @@ static void lay_out(struct batch *batch, const struct plan *plan) {
     batch->step.seq_row = batch->seq_row;
     batch->step.block_table = batch->block_table;
     batch->step.block_table_stride = batch->limits.envelope.blocks_per_seq;
-    INVARIANT(batch->step.row_count <= batch->limits.envelope.tokens);
+    // What was judged is what was laid out.
+    INVARIANT(batch->step.row_count == batch->size.tokens);
+    INVARIANT(batch->step.seq_count == batch->size.seqs);
+    INVARIANT(batch->step.logit_count == batch->size.logit_rows);
 }
 
 enum status batch_apply(struct batch *batch, const struct plan *plan, struct error *err) {

@@ -164,7 +164,7 @@ START_TEST(a_capacity_report_survives_the_wire) {
     struct control_message in = {
         .kind = MESSAGE_KIND_CAPACITY,
         .address = {.epoch = 3},
-        .capacity = {.envelope = {512, 64, 8192, 512, 512, 256},
+        .capacity = {.envelope = {512, 64, 8192, 512, 512, 256, 300, 0, 8000, 500000},
                      .block_tokens = 32,
                      .kv_blocks = 700,
                      .kv_bytes_per_token = 23040,
@@ -184,6 +184,9 @@ START_TEST(a_capacity_report_survives_the_wire) {
     ck_assert_int_eq(codec_control_decode(&header, body, &p.arena, &out, NULL), STATUS_OK);
     ck_assert_int_eq(out.kind, MESSAGE_KIND_CAPACITY);
     ck_assert_uint_eq(out.capacity.envelope.blocks_per_seq, 256);
+    ck_assert_uint_eq(out.capacity.envelope.logprob_rows, 300);
+    ck_assert_uint_eq(out.capacity.envelope.attended_tokens_max, 8000);
+    ck_assert_uint_eq(out.capacity.envelope.attended_tokens, 500000);
     ck_assert_str_eq(out.capacity.lines[0].name, "weights");
     ck_assert_uint_eq(out.capacity.lines[0].bytes, 1000);
     ck_assert_int_eq(capacity_validate(&out.capacity, NULL), STATUS_OK);
@@ -228,7 +231,7 @@ START_TEST(damaged_bodies_never_break_the_reader) {
     struct parts p;
     parts_init(&p);
     encode_full_plan(&p);
-    struct plan_limits limits = {{64, 8, 64, 64, 64, 4}, 16, 16, 100};
+    struct plan_limits limits = {{64, 8, 64, 64, 64, 4, 64, 0, 64, 512}, 16, 16, 100};
     struct rng rng;
     rng_init(&rng, 5);
     uint8_t copy[2048];

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-static const struct plan_limits limits = {{64, 8, 64, 64, 64, 4}, 16, 16, 100};
+static const struct plan_limits limits = {{64, 8, 64, 64, 64, 4, 64, 0, 64, 512}, 16, 16, 100};
 
 struct fixture {
     uint32_t blocks[5];
@@ -32,8 +32,8 @@ static void init(struct fixture *f) {
     f->tokens[0] = 99;
     f->update = (struct plan_update){{7, 1}, 4, f->blocks, false, true};
     f->retire.ref.slot = 7;
-    f->prefill = (struct plan_prefill){{7, 1}, 0, 56, f->tokens, 99, false};
-    f->plan = (struct plan){.decode_rows = 8,
+    f->prefill = (struct plan_prefill){{7, 1}, 0, 57, f->tokens, 99, false};
+    f->plan = (struct plan){.decode_rows = 7,
                             .admit_count = 1,
                             .update_count = 1,
                             .retire_count = 1,
@@ -85,8 +85,9 @@ ONE_PAST(prefill_token, f.tokens[3] = 100, "prompt token")
 ONE_PAST(prefill_negative_token, f.tokens[3] = -1, "prompt token")
 ONE_PAST(prefill_next_token, f.prefill.next_token = 100, "next prompt token")
 ONE_PAST(prefill_next_negative, f.prefill.next_token = -2, "next prompt token")
-ONE_PAST(rows_of_the_step, f.prefill.token_count = 57, "rows of the step")
+ONE_PAST(rows_of_the_step, f.prefill.token_count = 58, "rows of the step")
 ONE_PAST(decode_rows, f.plan.decode_rows = 9, "decode rows")
+ONE_PAST(sequences_of_the_step, f.plan.decode_rows = 8; f.prefill.token_count = 1, "sequences")
 ONE_PAST(admit_list, f.plan.admit_count = 9, "admit count")
 ONE_PAST(temperature, f.admit.sampling.temperature = 100.1f, "temperature")
 ONE_PAST(temperature_nan, f.admit.sampling.temperature = NAN, "temperature")
@@ -117,10 +118,11 @@ START_TEST(result_rows_are_judged) {
 END_TEST
 
 START_TEST(capacity_reports_are_judged) {
-    struct message_capacity good = {.envelope = {512, 64, 8192, 512, 512, 256},
-                                    .block_tokens = 32,
-                                    .kv_blocks = 700,
-                                    .vocabulary = 49152};
+    struct message_capacity good = {
+        .envelope = {512, 64, 8192, 512, 512, 256, 512, 0, 8192, 64 * 8192},
+        .block_tokens = 32,
+        .kv_blocks = 700,
+        .vocabulary = 49152};
     ck_assert_int_eq(capacity_validate(&good, NULL), STATUS_OK);
     struct message_capacity bad = good;
     bad.envelope.blocks_per_seq = 257;
@@ -135,6 +137,16 @@ START_TEST(capacity_reports_are_judged) {
     bad.kv_blocks = 0;
     ck_assert_int_eq(capacity_validate(&bad, NULL), STATUS_INVALID);
     bad = good;
+    bad.envelope.attended_tokens_max = 8193;
+    bad.envelope.attended_tokens = 64 * 8193;
+    ck_assert_int_eq(capacity_validate(&bad, NULL), STATUS_INVALID);
+    bad = good;
+    bad.envelope.attended_tokens = 8191;    // less than one sequence may attend to
+    ck_assert_int_eq(capacity_validate(&bad, NULL), STATUS_INVALID);
+    bad = good;
+    bad.envelope.draft_tokens = 1;    // nobody drafts yet
+    ck_assert_int_eq(capacity_validate(&bad, NULL), STATUS_INVALID);
+    bad = good;
     bad.envelope.seq_tokens = 8 * BOUND_BLOCKS_PER_SEQ;
     bad.envelope.blocks_per_seq = BOUND_BLOCKS_PER_SEQ;
     bad.block_tokens = 8;
@@ -142,6 +154,74 @@ START_TEST(capacity_reports_are_judged) {
     bad.envelope.seq_tokens++;
     bad.envelope.blocks_per_seq++;
     ck_assert_int_eq(capacity_validate(&bad, NULL), STATUS_INVALID);
+}
+END_TEST
+
+START_TEST(a_step_is_judged_by_every_limit) {
+    const struct envelope e = {.tokens = 10,
+                               .seqs = 3,
+                               .seq_tokens = 64,
+                               .logit_rows = 9,
+                               .prompt_logit_rows = 8,
+                               .blocks_per_seq = 4,
+                               .logprob_rows = 7,
+                               .attended_tokens_max = 60,
+                               .attended_tokens = 100};
+    const struct step_size brim = {10, 3, 9, 8, 7, 60, 100};
+    ck_assert_int_eq(step_size_validate(&brim, &e, NULL), STATUS_OK);
+    struct step_size past[7] = {brim, brim, brim, brim, brim, brim, brim};
+    past[0].tokens++;
+    past[1].seqs++;
+    past[2].logit_rows++;
+    past[3].prompt_logit_rows++;
+    past[4].logprob_rows++;
+    past[5].attended_tokens_max++;
+    past[6].attended_tokens++;
+    static const char *const names[7] = {"rows of the step is 11; the limit is 10",
+                                         "sequences of the step",
+                                         "logit rows of the step",
+                                         "prompt logit rows of the step",
+                                         "logprob rows of the step",
+                                         "longest attended context",
+                                         "attended context of the step"};
+    for (int i = 0; i < 7; i++) {
+        struct error err = {0};
+        ck_assert_int_eq(step_size_validate(&past[i], &e, &err), STATUS_INVALID);
+        ck_assert_msg(strncmp(err.message, names[i], strlen(names[i])) == 0, "%s", err.message);
+    }
+}
+END_TEST
+
+static void expect_share(const struct step_chunk *chunk, uint32_t logits, uint32_t scores,
+                         uint32_t logprobs) {
+    struct step_share share = step_share_chunk(chunk);
+    ck_assert_uint_eq(share.tokens, chunk->count);
+    ck_assert_uint_eq(share.context, chunk->start + chunk->count);
+    ck_assert_uint_eq(share.logit_rows, logits);
+    ck_assert_uint_eq(share.prompt_logit_rows, scores);
+    ck_assert_uint_eq(share.logprob_rows, logprobs);
+}
+
+START_TEST(shares_count_what_chunks_score_and_draw) {
+    struct step_chunk chunk = {.start = 4, .count = 6, .prompt_tokens = 16, .len_max = 20};
+    expect_share(&chunk, 0, 0, 0);
+    chunk.want_prompt_logprobs = true;
+    expect_share(&chunk, 6, 6, 6);
+    chunk.start = 10;    // the end of the prompt, whose last row draws
+    chunk.last = true;
+    expect_share(&chunk, 6, 5, 5);
+    chunk.want_logprobs = true;
+    expect_share(&chunk, 6, 5, 6);
+    chunk.len_max = 16;    // nothing to draw
+    expect_share(&chunk, 5, 5, 5);
+    // A sequence that came back with outputs: rows past the prompt score nothing.
+    chunk = (struct step_chunk){.start = 14,
+                                .count = 6,
+                                .last = true,
+                                .prompt_tokens = 16,
+                                .len_max = 30,
+                                .want_prompt_logprobs = true};
+    expect_share(&chunk, 2, 1, 1);
 }
 END_TEST
 
@@ -170,6 +250,7 @@ Suite *suite_messages(void) {
         prefill_next_negative,
         rows_of_the_step,
         decode_rows,
+        sequences_of_the_step,
         admit_list,
         temperature,
         temperature_nan,
@@ -184,6 +265,8 @@ Suite *suite_messages(void) {
         bias_count,
         result_rows_are_judged,
         capacity_reports_are_judged,
+        a_step_is_judged_by_every_limit,
+        shares_count_what_chunks_score_and_draw,
     };
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
         tcase_add_test(tc, tests[i]);

@@ -14,6 +14,8 @@ struct fake_slot {
     uint32_t len;      // computed positions
     uint32_t known;    // tokens in `tokens`
     uint32_t len_max;
+    uint32_t prompt;
+    bool logprobs, prompt_logprobs;
     uint32_t block_count;
     uint32_t blocks[FAKE_SEQ_TOKENS];
     int32_t tokens[FAKE_SEQ_TOKENS];
@@ -26,12 +28,17 @@ struct fake_worker {
     struct result_row *rows;
     uint32_t row_count;
     uint8_t *block_owner;    // slot + 1, 0 = nobody
+    struct envelope secret;
+    int32_t poison;
+    uint64_t refusals;
 };
 
 struct fake_worker *fake_worker_create(const struct plan_limits *limits) {
     ck_assert_uint_le(limits->envelope.seq_tokens, FAKE_SEQ_TOKENS);
     struct fake_worker *worker = memory_zalloc(sizeof *worker);
     worker->limits = *limits;
+    worker->secret = limits->envelope;
+    worker->poison = -1;
     worker->slots = memory_array(limits->envelope.seqs, sizeof *worker->slots);
     worker->rows =
         memory_array(limits->envelope.tokens + limits->envelope.seqs, sizeof *worker->rows);
@@ -92,6 +99,9 @@ static void admit(struct fake_worker *worker, const struct plan *plan) {
         slot->live = true;
         slot->gen = in->ref.gen;
         slot->len_max = in->len_max;
+        slot->prompt = in->prompt_tokens;
+        slot->logprobs = in->sampling.want_logprobs;
+        slot->prompt_logprobs = in->sampling.want_prompt_logprobs;
         take_blocks(worker, slot, in->blocks, in->block_count);
     }
 }
@@ -122,11 +132,104 @@ static void draw(struct fake_worker *worker, uint32_t index) {
     slot->decoding = slot->known < slot->len_max;
 }
 
+void fake_worker_narrow(struct fake_worker *worker, const struct envelope *secret, int32_t poison) {
+    worker->secret = *secret;
+    worker->poison = poison;
+}
+
+uint64_t fake_worker_refusals(const struct fake_worker *worker) {
+    return worker->refusals;
+}
+
+static uint32_t larger(uint32_t a, uint32_t b) {
+    return a > b ? a : b;
+}
+
+// The step's size by another way than the controller's: from the rows that the plan would make.
+static struct step_size size_of(const struct fake_worker *worker, const struct plan *plan,
+                                bool *poisoned) {
+    struct step_size size = {0};
+    for (uint32_t i = 0; i < worker->limits.envelope.seqs; i++) {
+        const struct fake_slot *slot = &worker->slots[i];
+        bool runs = slot->live && slot->decoding && !slot->paused;
+        for (uint32_t k = 0; k < plan->update_count; k++) {
+            const struct plan_update *update = &plan->updates[k];
+            if (update->ref.slot == i && (update->pause || update->resume)) {
+                runs = slot->live && slot->decoding && update->resume;
+            }
+        }
+        for (uint32_t k = 0; k < plan->retire_count; k++) {
+            runs = runs && plan->retires[k].ref.slot != i;
+        }
+        if (runs) {
+            size.seqs++;
+            size.tokens++;
+            size.logit_rows++;
+            size.logprob_rows += slot->logprobs ? 1 : 0;
+            size.attended_tokens += slot->len + 1;
+            size.attended_tokens_max = larger(size.attended_tokens_max, slot->len + 1);
+            *poisoned = *poisoned || slot->tokens[0] == worker->poison;
+        }
+    }
+    for (uint32_t i = 0; i < plan->prefill_count; i++) {
+        const struct plan_prefill *chunk = &plan->prefills[i];
+        const struct fake_slot *slot = &worker->slots[chunk->ref.slot];
+        uint32_t prompt = slot->prompt;
+        uint32_t len_max = slot->len_max;
+        bool logprobs = slot->logprobs, scores = slot->prompt_logprobs;
+        for (uint32_t k = 0; k < plan->admit_count; k++) {
+            const struct plan_admit *admit = &plan->admits[k];
+            if (admit->ref.slot == chunk->ref.slot) {
+                prompt = admit->prompt_tokens;
+                len_max = admit->len_max;
+                logprobs = admit->sampling.want_logprobs;
+                scores = admit->sampling.want_prompt_logprobs;
+            }
+        }
+        size.seqs++;
+        size.tokens += chunk->token_count;
+        uint32_t end = chunk->start_pos + chunk->token_count;
+        size.attended_tokens += end;
+        size.attended_tokens_max = larger(size.attended_tokens_max, end);
+        for (uint32_t k = 0; k < chunk->token_count; k++) {
+            uint32_t position = chunk->start_pos + k;
+            bool ends = k + 1 == chunk->token_count && chunk->last;
+            bool score = scores && !ends && position + 1 < prompt;
+            bool draw = ends && position + 1 < len_max;
+            size.logit_rows += score || draw ? 1 : 0;
+            size.prompt_logit_rows += score ? 1 : 0;
+            size.logprob_rows += score || (draw && logprobs) ? 1 : 0;
+        }
+        const int32_t *first = chunk->start_pos == 0 ? chunk->tokens : slot->tokens;
+        *poisoned = *poisoned || first[0] == worker->poison;
+    }
+    return size;
+}
+
+static bool refuses(struct fake_worker *worker, const struct plan *plan) {
+    bool poisoned = false;
+    struct error err = {0};
+    struct step_size size = size_of(worker, plan, &poisoned);
+    ck_assert_msg(step_size_validate(&size, &worker->limits.envelope, &err) == STATUS_OK,
+                  "a plan outside the envelope: %s", err.message);
+    return poisoned || step_size_validate(&size, &worker->secret, NULL) != STATUS_OK;
+}
+
 void fake_worker_run(struct fake_worker *worker, const struct plan *plan, struct step_result *out) {
     struct error err = {0};
     ck_assert_msg(plan_validate(plan, &worker->limits, &err) == STATUS_OK, "%s", err.message);
     ck_assert_uint_eq(plan->epoch, worker->epoch);
     ck_assert_uint_eq(plan->seq, worker->applied + 1);
+    if (refuses(worker, plan)) {
+        worker->refusals++;
+        *out = (struct step_result){.group = plan->group,
+                                    .epoch = plan->epoch,
+                                    .seq = plan->seq,
+                                    .status = RESULT_STATUS_REFUSED,
+                                    .applied_seq = worker->applied,
+                                    .message = "outside the envelope"};
+        return;
+    }
     worker->applied = plan->seq;
     worker->row_count = 0;
     retire(worker, plan);

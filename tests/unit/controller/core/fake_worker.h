@@ -5,8 +5,8 @@
 #include "proto/messages.h"
 
 // A worker without arithmetic for tests of the core: it keeps a slot table of its own, checks every
-// plan against it, and draws tokens that depend only on the tokens before them. So a test can say
-// what each request must have received, whatever happened in between.
+// plan against it and the envelope, and draws tokens that depend only on the tokens before them. So
+// a test can say what each request must have received, whatever happened in between.
 //
 //   Owns its tables.  Thread one.  Allocates in create.  Fails by check's assertions.
 
@@ -18,6 +18,11 @@ void fake_worker_reset(struct fake_worker *worker, uint64_t epoch);    // forget
 
 // Carries the plan out; `out` is alive until the next call.
 void fake_worker_run(struct fake_worker *worker, const struct plan *plan, struct step_result *out);
+
+// From now on it refuses plans whose step leaves `secret`, a part of its envelope that it did not
+// tell, and plans with work of a sequence that begins with the token `poison` (-1: none).
+void fake_worker_narrow(struct fake_worker *worker, const struct envelope *secret, int32_t poison);
+uint64_t fake_worker_refusals(const struct fake_worker *worker);
 
 // The token that follows `count` tokens.
 int32_t fake_worker_next(const int32_t *tokens, uint32_t count, uint32_t vocabulary);

@@ -164,7 +164,10 @@ static void submit(struct world *w, struct client *client) {
         .token_capacity = SEQ_TOKENS + 1,
         .prompt_count = client->prompt_count,
         .output_max = client->output_max,
-        .sampling = {.top_p = 1.0f, .repetition_penalty = 1.0f},
+        .sampling = {.top_p = 1.0f,
+                     .repetition_penalty = 1.0f,
+                     .want_logprobs = client->id % 3 == 0,
+                     .want_prompt_logprobs = client->id % 5 == 0},
     };
     if (client->stop_token >= 0) {
         request.sampling.stop_token_count = 1;
@@ -184,7 +187,10 @@ static void world_init(struct world *w) {
                      .seq_tokens = SEQ_TOKENS,
                      .logit_rows = STEP_TOKENS,
                      .prompt_logit_rows = STEP_TOKENS,
-                     .blocks_per_seq = SEQ_TOKENS / BLOCK_TOKENS},
+                     .blocks_per_seq = SEQ_TOKENS / BLOCK_TOKENS,
+                     .logprob_rows = STEP_TOKENS,
+                     .attended_tokens_max = SEQ_TOKENS,
+                     .attended_tokens = (uint64_t)SEQS * SEQ_TOKENS},
         .block_tokens = BLOCK_TOKENS,
         .kv_blocks = KV_BLOCKS,
         .vocabulary = VOCABULARY,
@@ -346,6 +352,7 @@ START_TEST(a_worker_that_comes_back_smaller_fails_only_what_no_longer_fits) {
     worker_lost(&w);
     submit(&w, arrive(&w, 150, 10));    // while nobody can judge it
     w.capacity.envelope.seq_tokens = 96;
+    w.capacity.envelope.attended_tokens_max = 96;
     w.capacity.envelope.blocks_per_seq = 96 / BLOCK_TOKENS;
     worker_ready(&w);
     ck_assert_uint_eq(w.finished[FINISH_REASON_FAULT], 3);
@@ -463,6 +470,99 @@ START_TEST(memory_pressure_pauses_and_never_loses) {
 }
 END_TEST
 
+static void expect_all_blocks_free(const struct world *w) {
+    struct core_gauges gauges;
+    core_gauges(w->core, w->now_us, &gauges);
+    ck_assert_uint_eq(gauges.kv_blocks_free, KV_BLOCKS);
+    ck_assert_uint_eq(gauges.kv_blocks_quarantined, 0);
+}
+
+// One limit of the worker's that it did not tell, at half of what steps would reach.
+START_TEST(refused_plans_are_split_and_cost_no_token) {
+    struct world w;
+    world_init(&w);
+    struct envelope secret = w.capacity.envelope;
+    switch (_i) {
+    case 0:
+        secret.tokens = 3;
+        break;
+    case 1:
+        secret.seqs = 2;
+        break;
+    case 2:
+        secret.logit_rows = 2;
+        break;
+    case 3:
+        secret.logprob_rows = 1;
+        break;
+    case 4:
+        secret.prompt_logit_rows = 2;
+        break;
+    default:
+        secret.attended_tokens = 150;
+        break;
+    }
+    fake_worker_narrow(w.worker, &secret, -1);
+    worker_ready(&w);
+    for (int i = 0; i < 15; i++) {
+        submit(&w, arrive(&w, 40, 50));
+    }
+    run_dry(&w);
+    ck_assert_uint_gt(core_counters(w.core)->plan_refusals, 0);
+    ck_assert_uint_eq(core_counters(w.core)->plan_refusals, fake_worker_refusals(w.worker));
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 15);
+    ck_assert(!w.resync);
+    ck_assert_uint_eq(core_counters(w.core)->tokens_recomputed, 0);
+    expect_all_blocks_free(&w);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(a_request_that_is_always_refused_fails_alone) {
+    struct world w;
+    world_init(&w);
+    fake_worker_narrow(w.worker, &w.capacity.envelope, 77);
+    worker_ready(&w);
+    for (int i = 0; i < 12; i++) {
+        struct client *client = arrive(&w, 40, 50);
+        client->tokens[0] = i == 3 || i == 9 ? 77 : 5;
+        submit(&w, client);
+    }
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_REFUSED], 2);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 10);
+    ck_assert(!w.resync);
+    ck_assert_uint_eq(core_counters(w.core)->tokens_recomputed, 0);
+    expect_all_blocks_free(&w);
+    world_deinit(&w);
+}
+END_TEST
+
+// A worker that refuses whatever comes is not cured by failing one request after another.
+START_TEST(a_worker_that_refuses_everything_gets_a_new_epoch) {
+    struct world w;
+    world_init(&w);
+    struct envelope nothing = w.capacity.envelope;
+    nothing.tokens = 0;
+    worker_ready(&w);
+    for (int i = 0; i < 4; i++) {
+        submit(&w, arrive(&w, 10, 50));
+    }
+    answer(&w);
+    fake_worker_narrow(w.worker, &nothing, -1);
+    for (int i = 0; i < 200 && !w.resync; i++) {
+        answer(&w);
+    }
+    ck_assert(w.resync);
+    ck_assert_uint_le(w.finished[FINISH_REASON_REFUSED], 1);
+    fake_worker_narrow(w.worker, &w.capacity.envelope, -1);
+    worker_ready(&w);
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH] + w.finished[FINISH_REASON_REFUSED], 4);
+    world_deinit(&w);
+}
+END_TEST
+
 static void random_event(struct world *w, struct rng *rng) {
     uint64_t dice = rng_below(rng, 100);
     if (dice < 25) {
@@ -491,11 +591,32 @@ static void random_event(struct world *w, struct rng *rng) {
     }
 }
 
+// Every third worker tells a small envelope, which its controller must never leave; every other one
+// is in truth smaller than it told, and refuses.
+static void random_envelope(struct world *w, struct rng *rng, int kind) {
+    struct envelope *e = &w->capacity.envelope;
+    struct envelope smaller = *e;
+    smaller.tokens = 1 + (uint32_t)rng_below(rng, STEP_TOKENS);
+    smaller.logit_rows = 1 + (uint32_t)rng_below(rng, STEP_TOKENS);
+    smaller.prompt_logit_rows = 1 + (uint32_t)rng_below(rng, STEP_TOKENS);
+    smaller.logprob_rows = 1 + (uint32_t)rng_below(rng, STEP_TOKENS);
+    smaller.attended_tokens = SEQ_TOKENS + rng_below(rng, SEQ_TOKENS);
+    if (kind % 3 == 1) {
+        *e = smaller;
+        struct plan_limits limits = {*e, BLOCK_TOKENS, KV_BLOCKS, VOCABULARY};
+        fake_worker_destroy(w->worker);
+        w->worker = fake_worker_create(&limits);
+    } else if (kind % 3 == 2) {
+        fake_worker_narrow(w->worker, &smaller, 7);
+    }
+}
+
 START_TEST(random_histories_keep_every_promise) {
     struct world w;
     struct rng rng;
     rng_init(&rng, (uint64_t)_i + 1);
     world_init(&w);
+    random_envelope(&w, &rng, _i);
     worker_ready(&w);
     for (int i = 0; i < 4000; i++) {
         random_event(&w, &rng);
@@ -513,6 +634,10 @@ START_TEST(random_histories_keep_every_promise) {
         ended += w.rejected[i];
     }
     ck_assert_uint_eq(ended, w.next_id);
+    ck_assert(!w.resync);
+    // Some were answered by a worker that was lost with its answer.
+    ck_assert_uint_le(core_counters(w.core)->plan_refusals, fake_worker_refusals(w.worker));
+    ck_assert(_i % 3 != 2 || fake_worker_refusals(w.worker) > 0);
     world_deinit(&w);
 }
 END_TEST
@@ -535,7 +660,10 @@ Suite *suite_core(void) {
     tcase_add_test(tc, drain_finishes_what_runs_and_refuses_what_comes);
     tcase_add_test(tc, abort_all_ends_everything_at_once);
     tcase_add_test(tc, memory_pressure_pauses_and_never_loses);
-    tcase_add_loop_test(tc, random_histories_keep_every_promise, 0, 20);
+    tcase_add_loop_test(tc, refused_plans_are_split_and_cost_no_token, 0, 6);
+    tcase_add_test(tc, a_request_that_is_always_refused_fails_alone);
+    tcase_add_test(tc, a_worker_that_refuses_everything_gets_a_new_epoch);
+    tcase_add_loop_test(tc, random_histories_keep_every_promise, 0, 30);
     suite_add_tcase(suite, tc);
     return suite;
 }

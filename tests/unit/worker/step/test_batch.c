@@ -18,8 +18,12 @@ struct fixture {
     struct result_row rows[TOKENS + SEQS];
 };
 
-static const struct plan_limits limits = {
-    {TOKENS, SEQS, SEQ_TOKENS, TOKENS, TOKENS, SEQ_TOKENS / BLOCK}, BLOCK, BLOCKS, VOCABULARY};
+static const struct plan_limits limits = {{TOKENS, SEQS, SEQ_TOKENS, TOKENS, TOKENS,
+                                           SEQ_TOKENS / BLOCK, TOKENS, 0, SEQ_TOKENS,
+                                           SEQS *SEQ_TOKENS},
+                                          BLOCK,
+                                          BLOCKS,
+                                          VOCABULARY};
 
 static void init(struct fixture *f) {
     f->step_memory = memory_aligned(64, batch_step_bytes(&limits));
@@ -193,6 +197,70 @@ START_TEST(decode_stops_at_the_end_of_the_blocks) {
 }
 END_TEST
 
+static enum status run_mixed(const struct envelope *envelope, struct error *err) {
+    struct fixture f;
+    f.step_memory = memory_aligned(64, batch_step_bytes(&limits));
+    f.history = memory_array((size_t)SEQS * SEQ_TOKENS, sizeof(int32_t));
+    struct batch_options options = {limits, NULL, f.history};
+    options.limits.envelope = *envelope;
+    ck_assert_int_eq(batch_create(&options, f.step_memory, &f.batch, NULL), STATUS_OK);
+    // Two that decode at contexts 9 and 5, the first with logprobs; one scores 3 prompt tokens.
+    struct plan_admit admits[2] = {admit_of(0, 8, 64), admit_of(1, 4, 64)};
+    admits[0].sampling.want_logprobs = true;
+    struct plan_prefill chunks[2] = {chunk_of(0, 0, 8, true), chunk_of(1, 0, 4, true)};
+    for (int i = 0; i < 2; i++) {
+        struct plan plan = {
+            .admit_count = 1, .admits = &admits[i], .prefill_count = 1, .prefills = &chunks[i]};
+        struct plan_update pause = {{0, 1}, 0, NULL, true, false};
+        plan.update_count = i == 1 ? 1 : 0;
+        plan.updates = &pause;
+        ck_assert_int_eq(apply(&f, &plan, NULL), STATUS_OK);
+    }
+    struct plan_update resume = {{0, 1}, 0, NULL, false, true};
+    struct plan_admit scored = admit_of(2, 20, 64);
+    scored.sampling.want_prompt_logprobs = true;
+    struct plan_prefill part = chunk_of(2, 0, 3, false);
+    part.next_token = 4;
+    struct plan plan = {.decode_rows = 2,
+                        .update_count = 1,
+                        .updates = &resume,
+                        .admit_count = 1,
+                        .admits = &scored,
+                        .prefill_count = 1,
+                        .prefills = &part};
+    enum status status = apply(&f, &plan, err);
+    deinit(&f);
+    return status;
+}
+
+// A step at the brim of every limit passes; each limit one lower refuses it, by name.
+START_TEST(a_step_is_refused_one_past_every_limit) {
+    const struct envelope brim = {.tokens = 8,    // the first prompt alone
+                                  .seqs = 3,
+                                  .seq_tokens = SEQ_TOKENS,
+                                  .logit_rows = 5,
+                                  .prompt_logit_rows = 3,
+                                  .blocks_per_seq = SEQ_TOKENS / BLOCK,
+                                  .logprob_rows = 4,
+                                  .attended_tokens_max = 9,
+                                  .attended_tokens = 9 + 5 + 3};
+    struct error err = {0};
+    ck_assert_msg(run_mixed(&brim, &err) == STATUS_OK, "%s", err.message);
+    struct envelope lower[4] = {brim, brim, brim, brim};
+    lower[0].logit_rows--;
+    lower[1].prompt_logit_rows--;
+    lower[2].logprob_rows--;
+    lower[3].attended_tokens--;
+    static const char *const names[4] = {"logit rows", "prompt logit rows", "logprob rows",
+                                         "attended context of the step"};
+    for (int i = 0; i < 4; i++) {
+        err = (struct error){0};
+        ck_assert_int_eq(run_mixed(&lower[i], &err), STATUS_INVALID);
+        ck_assert_msg(strncmp(err.message, names[i], strlen(names[i])) == 0, "%s", err.message);
+    }
+}
+END_TEST
+
 // A hostile controller: random plans with mostly legal numbers. None may break the table.
 START_TEST(random_plans_never_break_the_table) {
     struct fixture f;
@@ -238,6 +306,7 @@ Suite *suite_batch(void) {
     tcase_add_test(tc, prompt_scores_name_the_token_they_score);
     tcase_add_test(tc, wrong_plans_leave_no_trace);
     tcase_add_test(tc, decode_stops_at_the_end_of_the_blocks);
+    tcase_add_test(tc, a_step_is_refused_one_past_every_limit);
     tcase_add_loop_test(tc, random_plans_never_break_the_table, 0, 4);
     suite_add_tcase(suite, tc);
     return suite;
