@@ -76,6 +76,14 @@
     X(WORKSPACE_BUDGET, "workspace-budget", INT, "0", OPTION_SW_, "memory", 0, INT64_MAX, NULL,    \
       "bytes that the buffers of one step may take: they work in tiles that fit; 0: as fast as "   \
       "can be, in at most a quarter of a given --device-memory")                                   \
+    X(MEMORY_MARGIN, "memory-margin", INT, "0", OPTION_SW_, "memory", 0, INT64_MAX, NULL,          \
+      "bytes of the device that stay free besides the share; counts inside what it leaves out")    \
+    X(ENFORCE_EAGER, "enforce-eager", BOOL, "false", OPTION_SW_, "memory", 0, 0, NULL,             \
+      "run every step eagerly: no decode steps are captured")                                      \
+    X(SEAL_DIR, "seal-dir", STRING, NULL, OPTION_SW_, "memory", 0, 0, NULL,                        \
+      "where sealed starts are remembered, so that an equal one need not rehearse; 'off': "        \
+      "nowhere "                                                                                   \
+      "(default: a directory of the user under /var/tmp)")                                         \
     X(KV_CACHE_DTYPE, "kv-cache-dtype", CHOICE, "auto", OPTION_SW_, "memory", 0, 0,                \
       "auto float16 float32", "element type of the KV cache; auto is float16")                     \
     X(BLOCK_SIZE, "block-size", INT, "32", OPTION_SW_, "memory", 16, 256, NULL,                    \
@@ -122,7 +130,6 @@
     X("enable-auto-tool-choice", false, NOTE, "tool calls are not built yet")                      \
     X("tool-call-parser", true, NOTE, "tool calls are not built yet")                              \
     X("reasoning-parser", true, NOTE, "reasoning is returned as part of the text")                 \
-    X("enforce-eager", false, NOTE, "the cpu device runs without graphs")                          \
     X("compilation-config", true, NOTE, "there is no compiler to configure")                       \
     X("attention-backend", true, NOTE, "kernels are chosen by the device")                         \
     X("load-format", true, NOTE, "the format is recognised from the file")                         \

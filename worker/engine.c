@@ -2,26 +2,23 @@
 #include "worker/engine.h"
 
 #include "common/clock.h"
+#include "common/hash.h"
 #include "common/invariant.h"
 #include "common/log.h"
 #include "common/memory.h"
+#include "common/rng.h"
 #include "common/version.h"
 #include "worker/device/device.h"
-#include "worker/device/memory_ledger.h"
+#include "worker/kv/kv_pool.h"
+#include "worker/memory_plan.h"
+#include "worker/seal.h"
 #include "worker/step/rehearsal.h"
-#include "worker/step/tiles.h"
 #include <stdio.h>
 #include <string.h>
 
-enum {
-    DEFAULT_KV_BYTES = 512 * 1024 * 1024,
-    WORKSPACE_SHARE = 4,    // of the budget: at most one part in so many, unless it is given
-    WEIGHTS_HEAD_BYTES = 4096,
-};
+enum { SHRINKS_MAX = 8 };    // rounds of giving KV back while others take memory
 
-struct line_bytes {
-    uint64_t weights, workspace, step, history;
-};
+static const double MIB = 1024.0 * 1024.0;
 
 // First page of the weights' memory file: whose weights these are, and whether all are there.
 struct weights_head {
@@ -31,16 +28,10 @@ struct weights_head {
     char ops[32];
     uint64_t bytes;
     uint64_t complete;
-    // Of the last start that was rehearsed: a start with the same sizes need not be.
-    struct line_bytes sealed;
-    uint64_t sealed_kv_bytes;
+    struct seal seal;    // of the last start that was sealed over these weights
 };
-static const char WEIGHTS_MAGIC[16] = "tare weights 1";
-_Static_assert(sizeof(struct weights_head) <= WEIGHTS_HEAD_BYTES, "the head fits its page");
-
-struct memories {
-    void *workspace, *step, *history, *kv;
-};
+static const char WEIGHTS_MAGIC[16] = "tare weights 2";
+_Static_assert(sizeof(struct weights_head) <= MEMORY_PLAN_HEAD_BYTES, "the head fits its page");
 
 struct engine {
     struct engine_options options;
@@ -49,161 +40,72 @@ struct engine {
     const struct device_table *table;
     struct device *device;
     struct model *model;
-    struct op_kv_layout kv;
-    struct plan_limits limits;
-    struct tiles tiles;
-    size_t workspace_bytes;    // that the worst step needs with these tiles
+    struct memory_plan plan;
+    struct device_range weights_range, workspace, step, sampler;
+    struct kv_pool pool;
     struct batch *batch;
     struct executor *executor;
     struct message_capacity capacity;
     struct ledger_line lines[LEDGER_COUNT];
     char digest[32];
-    bool attached;
-    struct memories memories;
+    bool attached;    // weights were there
+    bool proven;      // by a sealed start of the same sizes
     struct weights_head *head;
+    struct engine_phase phases[ENGINE_PHASES_MAX];
+    uint32_t phase_count;
+    uint64_t phase_start_us;
     uint64_t load_start_us;
 };
 
-// ---- sizes -------------------------------------------------------------------------------------
+// ---- phases ------------------------------------------------------------------------------------
 
-static uint32_t blocks_for(uint32_t tokens, uint32_t block_tokens) {
-    return (tokens + block_tokens - 1) / block_tokens;
+// What the device says we hold beyond what is charged by name. The guard is held by nobody.
+static uint64_t unnamed_bytes(const struct engine *engine) {
+    uint64_t own = engine->table->own_bytes(engine->device);
+    uint64_t named = memory_ledger_used(&engine->ledger) - engine->ledger.bytes[LEDGER_GUARD];
+    return own > named ? own - named : 0;
 }
 
-static uint64_t step_seqs(const struct engine_options *o) {
-    return o->seqs < o->step_tokens ? o->seqs : o->step_tokens;
+// It belongs to the step that just ended.
+static enum status settle(struct engine *engine, enum ledger_id line, struct error *err) {
+    return memory_ledger_charge(&engine->ledger, line, unnamed_bytes(engine), err);
 }
 
-static void set_limits(struct engine *engine, uint32_t seq_tokens, uint32_t kv_blocks) {
-    const struct engine_options *o = &engine->options;
-    engine->limits = (struct plan_limits){
-        .envelope = {.tokens = o->step_tokens,
-                     .seqs = o->seqs,
-                     .seq_tokens = seq_tokens,
-                     .logit_rows = o->step_tokens,
-                     .prompt_logit_rows = o->step_tokens,
-                     .blocks_per_seq = blocks_for(seq_tokens, o->block_tokens),
-                     .logprob_rows = o->step_tokens,
-                     .attended_tokens_max = seq_tokens,
-                     .attended_tokens = step_seqs(o) * seq_tokens},
-        .block_tokens = o->block_tokens,
-        .kv_blocks = kv_blocks,
-        .vocabulary = model_config(engine->model)->vocabulary,
-    };
-}
-
-static void plan_lines(struct engine *engine, const struct line_bytes *lines) {
-    memory_ledger_plan(&engine->ledger, LEDGER_WEIGHTS, lines->weights);
-    memory_ledger_plan(&engine->ledger, LEDGER_WORKSPACE, lines->workspace);
-    memory_ledger_plan(&engine->ledger, LEDGER_STEP, lines->step);
-    memory_ledger_plan(&engine->ledger, LEDGER_HISTORY, lines->history);
-}
-
-// Charges every line to a copy of the ledger: the first that does not fit is named.
-static enum status try_lines(const struct engine *engine, const struct line_bytes *lines,
+// A step of the start is over: what it took goes to `line`, its time to the table.
+static enum status end_phase(struct engine *engine, const char *name, enum ledger_id line,
                              struct error *err) {
-    struct memory_ledger trial = engine->ledger;
-    TRY(memory_ledger_charge(&trial, LEDGER_WEIGHTS, lines->weights, err));
-    TRY(memory_ledger_charge(&trial, LEDGER_WORKSPACE, lines->workspace, err));
-    TRY(memory_ledger_charge(&trial, LEDGER_STEP, lines->step, err));
-    return memory_ledger_charge(&trial, LEDGER_HISTORY, lines->history, err);
-}
-
-static size_t measure_workspace(void *ctx, const struct tiles *tiles) {
-    const struct engine *engine = ctx;
-    return executor_workspace_bytes(engine->model, engine->table->ops(engine->device),
-                                    engine->table->ctx(engine->device), &engine->kv,
-                                    &engine->limits, tiles);
-}
-
-static enum status choose_tiles(struct engine *engine, struct error *err) {
-    const struct engine_options *o = &engine->options;
-    uint64_t share = o->device_memory > 0 ? engine->ledger.budget_bytes / WORKSPACE_SHARE : 0;
-    struct tiles_question question;
-    tiles_ask(&engine->limits.envelope, engine->table->ctx(engine->device)->thread_count,
-              (uint64_t)o->workspace_budget, share, &question);
-    question.measure = measure_workspace;
-    question.measure_ctx = engine;
-    return tiles_choose(&question, &engine->tiles, &engine->workspace_bytes, err);
-}
-
-static struct line_bytes planned_bytes(const struct engine *engine) {
-    const struct envelope *e = &engine->limits.envelope;
-    return (struct line_bytes){
-        .weights = WEIGHTS_HEAD_BYTES + model_bytes(engine->model),
-        .workspace = engine->workspace_bytes,
-        .step = batch_step_bytes(&engine->limits),
-        .history = (uint64_t)e->seqs * e->seq_tokens * sizeof(int32_t),
+    TRY(settle(engine, line, err));
+    INVARIANT(engine->phase_count < ENGINE_PHASES_MAX);
+    uint64_t now_us = clock_monotonic_us();
+    engine->phases[engine->phase_count++] = (struct engine_phase){
+        .name = name,
+        .us = now_us - engine->phase_start_us,
+        .own_bytes = engine->table->own_bytes(engine->device),
     };
-}
-
-static uint64_t sum_lines(const struct line_bytes *lines) {
-    return lines->weights + lines->workspace + lines->step + lines->history;
-}
-
-// KV bytes that the budget leaves, or that were asked for.
-static uint64_t kv_bytes_wanted(const struct engine *engine, const struct line_bytes *lines) {
-    const struct engine_options *o = &engine->options;
-    if (o->kv_bytes > 0) {
-        return (uint64_t)o->kv_bytes;
-    }
-    if (o->device_memory == 0) {
-        return DEFAULT_KV_BYTES;
-    }
-    uint64_t used = sum_lines(lines);
-    uint64_t budget = engine->ledger.budget_bytes;
-    return budget > used ? budget - used : 0;
-}
-
-static uint64_t kv_bytes(const struct engine *engine) {
-    return (uint64_t)engine->limits.kv_blocks * engine->kv.block_stride_bytes;
-}
-
-// Sequence length and KV blocks. The length is lowered to what the pool holds unless it was given.
-static enum status size_kv(struct engine *engine, struct line_bytes *lines, struct error *err) {
-    const struct engine_options *o = &engine->options;
-    const struct model_config *c = model_config(engine->model);
-    uint32_t length_max = c->context < BOUND_SEQ_TOKENS ? c->context : BOUND_SEQ_TOKENS;
-    if (o->model_len > (int64_t)length_max) {
-        return error_set(err, STATUS_INVALID,
-                         "--max-model-len %lld is above the model's limit of %u tokens",
-                         (long long)o->model_len, length_max);
-    }
-    uint32_t length = o->model_len > 0 ? (uint32_t)o->model_len : length_max;
-    set_limits(engine, length, 1);
-    TRY(choose_tiles(engine, err));
-    *lines = planned_bytes(engine);
-    plan_lines(engine, lines);
-    TRY(try_lines(engine, lines, err));
-    uint64_t blocks = kv_bytes_wanted(engine, lines) / engine->kv.block_stride_bytes;
-    blocks = blocks < BOUND_BLOCKS ? blocks : BOUND_BLOCKS;
-    uint64_t held = blocks * o->block_tokens;
-    if (held < length && o->model_len <= 0 && held > 0) {
-        log_warn("engine", "context lowered to what the KV pool holds from=%u to=%llu", length,
-                 (unsigned long long)held);
-        length = (uint32_t)held;
-        set_limits(engine, length, 1);
-        TRY(choose_tiles(engine, err));
-        *lines = planned_bytes(engine);
-    }
-    if (blocks == 0 || held < length) {
-        uint64_t need =
-            (uint64_t)blocks_for(length, o->block_tokens) * engine->kv.block_stride_bytes;
-        error_hint(err, "lower --max-model-len, or raise --device-memory or "
-                        "--kv-cache-memory-bytes");
-        return error_set(err, STATUS_EXHAUSTED,
-                         "ledger line 'kv pool': one sequence of %u tokens needs %.1f MiB of KV, "
-                         "%.1f MiB are left",
-                         length, (double)need / 1048576.0,
-                         (double)kv_bytes_wanted(engine, lines) / 1048576.0);
-    }
-    set_limits(engine, length, (uint32_t)blocks);
-    plan_lines(engine, lines);
-    memory_ledger_plan(&engine->ledger, LEDGER_KV, kv_bytes(engine));
+    engine->phase_start_us = now_us;
     return STATUS_OK;
 }
 
-// ---- start-up steps ----------------------------------------------------------------------------
+static void log_start(const struct engine *engine) {
+    for (uint32_t i = 0; i < engine->phase_count; i++) {
+        const struct engine_phase *phase = &engine->phases[i];
+        log_info("engine", "start phase=\"%s\" ms=%.1f held_mib=%.2f", phase->name,
+                 (double)phase->us / 1000.0, (double)phase->own_bytes / MIB);
+    }
+    for (unsigned i = 0; i < LEDGER_COUNT; i++) {
+        if (engine->lines[i].bytes > 0) {
+            log_info("engine", "ledger line=\"%s\" mib=%.2f kind=%s", engine->lines[i].name,
+                     (double)engine->lines[i].bytes / MIB,
+                     engine->lines[i].planned ? "planned" : "found");
+        }
+    }
+    log_info("engine", "sealed budget_mib=%.2f unaccounted_mib=%.2f foreign_mib=%.2f",
+             (double)engine->ledger.budget_bytes / MIB,
+             (double)engine->lines[LEDGER_UNACCOUNTED].bytes / MIB,
+             (double)engine->ledger.foreign_bytes / MIB);
+}
+
+// ---- device and plan ---------------------------------------------------------------------------
 
 static enum status open_device(struct engine *engine, struct error *err) {
     const struct engine_options *o = &engine->options;
@@ -212,18 +114,51 @@ static enum status open_device(struct engine *engine, struct error *err) {
         return error_set(err, STATUS_UNSUPPORTED, "there is no device '%s' in this build; use cpu",
                          o->device);
     }
-    uint64_t present = engine->table->memory_bytes();
+    uint64_t present = engine->table->memory_bytes(o->device);
     uint64_t device = o->device_memory > 0 ? (uint64_t)o->device_memory : present;
     if (device > present) {
         return error_set(err, STATUS_INVALID,
                          "--device-memory %lld is more than the %llu bytes of this machine",
                          (long long)o->device_memory, (unsigned long long)present);
     }
-    double share = o->device_memory > 0 ? o->utilization : 1.0;
+    // Where a default says how much KV there is, the budget follows from the lines.
+    bool open_ended = o->device_memory == 0 && engine->table->kv_bytes_default > 0;
+    double share = open_ended ? 1.0 : o->utilization;
     memory_ledger_init(&engine->ledger, device, (uint64_t)((double)device * share));
-    struct device_options options = {o->threads, o->isa, &engine->ledger};
-    return engine->table->open(&options, &engine->device, err);
+    struct device_options options = {o->device, o->threads, o->isa, &engine->ledger};
+    TRY(engine->table->open(&options, &engine->device, err));
+    uint64_t seen =
+        engine->table->free_bytes(engine->device) + engine->table->own_bytes(engine->device);
+    engine->ledger.foreign_bytes = device > seen ? device - seen : 0;
+    return settle(engine, LEDGER_CONTEXT, err);
 }
+
+// Files, device, model and sizes: all that can be judged before memory is taken.
+static enum status plan_memory(struct engine *engine, struct error *err) {
+    const struct engine_options *o = &engine->options;
+    snprintf(engine->digest, sizeof engine->digest, "%s", weights_digest(engine->weights));
+    TRY(open_device(engine, err));
+    int64_t positions = o->model_len;
+    if (positions <= 0) {
+        struct model_config config;
+        TRY(model_config_read(engine->weights, &config, err));
+        positions = config.context < BOUND_SEQ_TOKENS ? config.context : BOUND_SEQ_TOKENS;
+    }
+    TRY(model_create(engine->weights, engine->table->ops(engine->device),
+                     (struct model_shard){0, 1}, (uint32_t)positions, &engine->model, err));
+    struct memory_plan *plan = &engine->plan;
+    TRY(memory_plan_make(o, engine->model, engine->table, engine->device, &engine->ledger, plan,
+                         err));
+    if (o->device_memory == 0 && engine->table->kv_bytes_default > 0) {
+        // The budget is exactly what the lines need.
+        uint64_t need = memory_plan_fixed_bytes(plan) + plan->kv_bytes;
+        uint64_t device = engine->ledger.device_bytes;
+        engine->ledger.budget_bytes = need < device ? need : device;
+    }
+    return STATUS_OK;
+}
+
+// ---- weights -----------------------------------------------------------------------------------
 
 static void report_load(void *ctx, uint64_t bytes_done, uint64_t bytes_total) {
     struct engine *engine = ctx;
@@ -244,170 +179,349 @@ static bool head_matches(const struct weights_head *head, const struct weights_h
     return memcmp(head, want, offsetof(struct weights_head, complete)) == 0 && head->complete == 1;
 }
 
+static enum status map_new(struct engine *engine, enum ledger_id line, int fd,
+                           struct device_range *out, struct error *err) {
+    uint64_t bytes = engine->plan.bytes[line];
+    TRY(engine->table->reserve(engine->device, line, bytes, fd, out, err));
+    return engine->table->map(engine->device, out, bytes, err);
+}
+
 // Attaches to weights that a process before us loaded, or loads them.
-static enum status load_weights(struct engine *engine, uint64_t bytes, struct error *err) {
-    void *memory = NULL;
-    TRY(engine->table->map(engine->device, LEDGER_WEIGHTS, bytes, engine->options.weights_fd,
-                           &memory, err));
-    struct weights_head *head = memory;
-    struct weights_head want = {.bytes = bytes};
+static enum status load_weights(struct engine *engine, struct error *err) {
+    TRY(map_new(engine, LEDGER_WEIGHTS, engine->options.weights_fd, &engine->weights_range, err));
+    uint8_t *memory = engine->weights_range.base;
+    struct weights_head *head = (struct weights_head *)(void *)memory;
+    struct weights_head want = {.bytes = engine->plan.bytes[LEDGER_WEIGHTS]};
     memcpy(want.magic, WEIGHTS_MAGIC, sizeof want.magic);
     snprintf(want.build, sizeof want.build, "%s", VERSION_BUILD);
     snprintf(want.digest, sizeof want.digest, "%s", engine->digest);
     snprintf(want.ops, sizeof want.ops, "%s", engine->table->ops(engine->device)->name);
-    model_bind(engine->model, (uint8_t *)memory + WEIGHTS_HEAD_BYTES);
+    model_bind(engine->model, memory + MEMORY_PLAN_HEAD_BYTES);
     engine->head = head;
     engine->attached = head_matches(head, &want);
-    if (engine->attached) {
-        return STATUS_OK;
+    if (!engine->attached) {
+        *head = want;
+        engine->load_start_us = clock_monotonic_us();
+        if (engine->table->computes) {
+            model_load(engine->model, engine->weights, engine->table->ctx(engine->device),
+                       report_load, engine);
+        }
+        head->complete = 1;
     }
-    *head = want;
-    engine->load_start_us = clock_monotonic_us();
-    model_load(engine->model, engine->weights, engine->table->ctx(engine->device), report_load,
-               engine);
-    head->complete = 1;
+    weights_close(engine->weights);
+    engine->weights = NULL;
     return STATUS_OK;
 }
 
-static enum status map_rest(struct engine *engine, const struct line_bytes *lines,
-                            struct error *err) {
+// ---- the seal ----------------------------------------------------------------------------------
+
+// Whatever may change what a start weighs, in one text.
+static void seal_now(const struct engine *engine, struct seal *out) {
+    const struct engine_options *o = &engine->options;
+    const struct envelope *e = &engine->plan.limits.envelope;
+    char text[1024];
+    int bytes = snprintf(
+        text, sizeof text, "%s|%s|%s|%s|%u|%llu|%llu|%lld|%lld|%d|%u|%u|%u|%u|%u|%lld|%d",
+        VERSION_BUILD, engine->digest, o->device, engine->table->ops(engine->device)->name,
+        engine->table->ctx(engine->device)->thread_count,
+        (unsigned long long)engine->ledger.device_bytes,
+        (unsigned long long)engine->ledger.budget_bytes, (long long)o->kv_bytes,
+        (long long)o->memory_margin, (int)o->kv_dtype, o->block_tokens, e->tokens, e->seqs,
+        e->seq_tokens, e->logit_rows, (long long)o->workspace_budget, (int)o->enforce_eager);
+    INVARIANT(bytes > 0 && (size_t)bytes < sizeof text);
+    memset(out, 0, sizeof *out);
+    snprintf(out->digest, sizeof out->digest, "%016llx",
+             (unsigned long long)hash_bytes(text, (size_t)bytes));
+    memcpy(out->bytes, engine->ledger.bytes, sizeof out->bytes);
+}
+
+// Before the pool is mapped: would a start like this one end as one that was sealed?
+static bool sealed_before(const struct engine *engine) {
+    struct seal now, before;
+    seal_now(engine, &now);
+    now.bytes[LEDGER_KV] = engine->plan.kv_bytes;
+    now.bytes[LEDGER_GUARD] = engine->plan.bytes[LEDGER_GUARD];
+    if (engine->attached && seal_covers(&engine->head->seal, &now)) {
+        return true;
+    }
+    const char *dir = engine->options.seal_dir;
+    return dir != NULL && seal_read(dir, now.digest, &before) && seal_covers(&before, &now);
+}
+
+static void write_seal(struct engine *engine) {
+    struct seal seal;
+    seal_now(engine, &seal);
+    engine->head->seal = seal;
+    struct error err = {0};
+    if (engine->options.seal_dir != NULL && !engine->proven &&
+        seal_write(engine->options.seal_dir, &seal, &err) != STATUS_OK) {
+        log_failure("engine", &err);    // the next start rehearses again
+    }
+}
+
+// ---- steps, graphs and rehearsals --------------------------------------------------------------
+
+static enum status map_workspace(struct engine *engine, struct error *err) {
+    TRY(map_new(engine, LEDGER_WORKSPACE, -1, &engine->workspace, err));
+    TRY(map_new(engine, LEDGER_STEP, -1, &engine->step, err));
+    return map_new(engine, LEDGER_SAMPLER, -1, &engine->sampler, err);
+}
+
+// Addresses for all the KV there could ever be, and so much memory as the first rehearsal uses.
+static enum status reserve_kv(struct engine *engine, struct error *err) {
+    struct memory_plan *plan = &engine->plan;
+    uint64_t most = engine->ledger.device_bytes;
+    TRY(kv_pool_init(&engine->pool, engine->table, engine->device, &plan->chunk,
+                     most > plan->kv_bytes ? most : plan->kv_bytes, engine->options.kv_fd, err));
+    if (engine->proven) {
+        return STATUS_OK;
+    }
+    return kv_pool_grow(&engine->pool, LEDGER_SCRATCH, plan->scratch_bytes, err);
+}
+
+static enum status create_executor(struct engine *engine, struct error *err) {
     const struct device_table *table = engine->table;
-    struct memories *m = &engine->memories;
-    TRY(table->map(engine->device, LEDGER_WORKSPACE, lines->workspace, -1, &m->workspace, err));
-    TRY(table->map(engine->device, LEDGER_STEP, lines->step, -1, &m->step, err));
-    TRY(table->map(engine->device, LEDGER_HISTORY, lines->history, -1, &m->history, err));
-    TRY(table->map(engine->device, LEDGER_KV, kv_bytes(engine), engine->options.kv_fd, &m->kv,
-                   err));
-    struct batch_options batch = {engine->limits, m->kv, m->history};
-    TRY(batch_create(&batch, m->step, &engine->batch, err));
+    struct plan_limits limits = engine->plan.limits;
+    limits.kv_blocks =
+        (uint32_t)(kv_pool_bytes(&engine->pool) / engine->plan.kv.block_stride_bytes);
+    struct batch_options batch = {limits, engine->pool.range.base,
+                                  (int32_t *)(void *)engine->sampler.base};
+    TRY(batch_create(&batch, engine->step.base, &engine->batch, err));
     struct executor_options executor = {
         .model = engine->model,
         .ops = table->ops(engine->device),
         .ctx = table->ctx(engine->device),
-        .kv = &engine->kv,
+        .kv = &engine->plan.kv,
         .batch = engine->batch,
-        .limits = engine->limits,
-        .workspace = m->workspace,
-        .workspace_bytes = lines->workspace,
-        .tiles = engine->tiles,
+        .limits = limits,
+        .workspace = engine->workspace.base,
+        .workspace_bytes = engine->workspace.mapped_bytes,
+        .tiles = engine->plan.tiles,
+        .table = table,
+        .device = engine->device,
     };
     return executor_create(&executor, &engine->executor, err);
 }
 
-// Every page that steps touch, but the KV pool's, exists before the first of them.
-static enum status populate(struct engine *engine, const struct line_bytes *lines,
-                            struct error *err) {
-    const struct device_table *table = engine->table;
-    struct device *device = engine->device;
-    const struct memories *m = &engine->memories;
-    TRY(table->populate(device, LEDGER_WORKSPACE, m->workspace, lines->workspace, err));
-    TRY(table->populate(device, LEDGER_STEP, m->step, lines->step, err));
-    return table->populate(device, LEDGER_HISTORY, m->history, lines->history, err);
-}
-
-static bool sealed_before(const struct engine *engine, const struct line_bytes *lines) {
-    const struct weights_head *head = engine->head;
-    return engine->attached && memcmp(&head->sealed, lines, sizeof *lines) == 0 &&
-           head->sealed_kv_bytes == kv_bytes(engine);
-}
-
-// Worst steps before and after the KV pool exists, which comes last since it is the part that can
-// be made smaller. A child that attaches to what such a start left, with the same sizes to the
-// byte, has nothing to prove.
-static enum status rehearse_and_seal(struct engine *engine, const struct line_bytes *lines,
-                                     struct error *err) {
-    TRY(populate(engine, lines, err));
-    if (sealed_before(engine, lines)) {
-        return STATUS_OK;
+// Largest first, so that what does not fit shows early; tests shuffle.
+static enum status capture_graphs(struct engine *engine, struct error *err) {
+    uint32_t order[LEDGER_GRAPHS];
+    uint32_t count = engine->plan.bucket_count;
+    for (uint32_t i = 0; i < count; i++) {
+        order[i] = count - 1 - i;
     }
-    uint64_t start_us = clock_monotonic_us();
-    TRY(rehearsal_run(engine->executor, &engine->limits, err));
-    uint64_t rehearsed_us = clock_monotonic_us();
-    TRY(engine->table->populate(engine->device, LEDGER_KV, engine->memories.kv, kv_bytes(engine),
-                                err));
-    uint64_t populated_us = clock_monotonic_us();
-    TRY(rehearsal_run(engine->executor, &engine->limits, err));
-    uint64_t end_us = clock_monotonic_us();
-    log_info("engine", "rehearsed and sealed rehearsal_ms=%llu kv_ms=%llu second_ms=%llu",
-             (unsigned long long)((rehearsed_us - start_us) / 1000),
-             (unsigned long long)((populated_us - rehearsed_us) / 1000),
-             (unsigned long long)((end_us - populated_us) / 1000));
-    engine->head->sealed = *lines;
-    engine->head->sealed_kv_bytes = kv_bytes(engine);
+    struct rng rng;
+    rng_init(&rng, engine->options.capture_order_seed);
+    for (uint32_t i = count; i > 1 && engine->options.capture_order_seed != 0; i--) {
+        uint32_t other = (uint32_t)rng_below(&rng, i);
+        uint32_t held = order[i - 1];
+        order[i - 1] = order[other];
+        order[other] = held;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        TRY(executor_capture(engine->executor, order[i], err));
+        TRY(settle(engine, (enum ledger_id)(LEDGER_GRAPH_8 + order[i]), err));
+    }
     return STATUS_OK;
 }
 
-static void write_capacity(const struct engine *engine, struct ledger_line *lines,
+static enum status rehearse(struct engine *engine, struct error *err) {
+    struct plan_limits limits = engine->plan.limits;
+    limits.kv_blocks =
+        (uint32_t)(kv_pool_bytes(&engine->pool) / engine->plan.kv.block_stride_bytes);
+    executor_set_pool(engine->executor, limits.kv_blocks, limits.envelope.seq_tokens);
+    return rehearsal_run(engine->executor, &limits, err);
+}
+
+// ---- the pool ----------------------------------------------------------------------------------
+
+static bool kv_is_explicit(const struct engine *engine) {
+    return engine->options.kv_bytes > 0;
+}
+
+// Bytes the device can still give, beside what the scratch chunk holds and the margin.
+static uint64_t free_for_kv(const struct engine *engine) {
+    uint64_t free_bytes = engine->table->free_bytes(engine->device) + kv_pool_bytes(&engine->pool);
+    uint64_t margin = (uint64_t)engine->options.memory_margin;
+    return free_bytes > margin ? free_bytes - margin : 0;
+}
+
+// Everything else exists: what is left of the budget, and of the device, is KV.
+static enum status weigh(struct engine *engine, struct error *err) {
+    struct memory_plan *plan = &engine->plan;
+    struct memory_ledger *ledger = &engine->ledger;
+    TRY(memory_ledger_charge(ledger, LEDGER_GUARD, plan->bytes[LEDGER_GUARD], err));
+    uint64_t others = memory_ledger_used(ledger) - ledger->bytes[LEDGER_SCRATCH];
+    uint64_t left = ledger->budget_bytes > others ? ledger->budget_bytes - others : 0;
+    bool fixed = kv_is_explicit(engine) ||
+                 (engine->options.device_memory == 0 && engine->table->kv_bytes_default > 0);
+    uint64_t wanted = fixed && plan->kv_bytes < left ? plan->kv_bytes : left;
+    if (kv_is_explicit(engine) && wanted < plan->kv_bytes) {
+        error_hint(err, "lower --kv-cache-memory-bytes, or raise --device-memory or "
+                        "--gpu-memory-utilization");
+        return error_set(err, STATUS_EXHAUSTED,
+                         "ledger line 'kv pool' needs %.1f MiB, %.1f MiB of the budget are free: "
+                         "%llu bytes are missing",
+                         (double)plan->kv_bytes / MIB, (double)left / MIB,
+                         (unsigned long long)(plan->kv_bytes - left));
+    }
+    uint64_t free_bytes = free_for_kv(engine);
+    if (wanted > free_bytes && !engine->proven && !kv_is_explicit(engine)) {
+        log_warn("engine",
+                 "KV pool made smaller: the device has less left from_mib=%.1f "
+                 "to_mib=%.1f",
+                 (double)wanted / MIB, (double)free_bytes / MIB);
+        wanted = free_bytes;
+    }
+    return memory_plan_set_kv(plan, &engine->options, wanted, err);
+}
+
+// Takes over what was mapped: the numbers of the plan follow the pool.
+static enum status take_pool(struct engine *engine, struct error *err) {
+    struct memory_plan *plan = &engine->plan;
+    TRY(memory_plan_set_kv(plan, &engine->options, kv_pool_bytes(&engine->pool), err));
+    executor_set_pool(engine->executor, plan->limits.kv_blocks, plan->limits.envelope.seq_tokens);
+    return STATUS_OK;
+}
+
+static enum status map_pool(struct engine *engine, struct error *err) {
+    struct memory_ledger *ledger = &engine->ledger;
+    struct kv_pool *pool = &engine->pool;
+    uint64_t wanted = engine->plan.kv_bytes;
+    kv_pool_shrink(pool, wanted);    // the scratch chunk may be larger than what is left
+    memory_ledger_move(ledger, LEDGER_SCRATCH, LEDGER_KV, ledger->bytes[LEDGER_SCRATCH]);
+    pool->range.line = LEDGER_KV;
+    struct error why = {0};
+    if (kv_pool_bytes(pool) < wanted &&
+        kv_pool_grow(pool, LEDGER_KV, wanted - kv_pool_bytes(pool), &why) != STATUS_OK) {
+        if (kv_is_explicit(engine) || kv_pool_bytes(pool) == 0) {
+            *err = why;
+            return why.status;
+        }
+        log_warn("engine", "KV pool made smaller: %s", why.message);
+    }
+    return take_pool(engine, err);
+}
+
+// The device may have less left than the margin by now, or we may hold more than the budget: the
+// pool is the part that gives way.
+static enum status keep_margin(struct engine *engine, bool *changed, struct error *err) {
+    struct kv_pool *pool = &engine->pool;
+    uint64_t excess = unnamed_bytes(engine);
+    uint64_t room = memory_ledger_free(&engine->ledger);
+    uint64_t over = excess > room ? excess - room : 0;
+    uint64_t margin = (uint64_t)engine->options.memory_margin;
+    uint64_t free_bytes = engine->table->free_bytes(engine->device);
+    uint64_t pressure = free_bytes < margin ? margin - free_bytes : 0;
+    uint64_t give = over > pressure ? over : pressure;
+    *changed = false;
+    if (give == 0) {
+        return STATUS_OK;
+    }
+    if (kv_is_explicit(engine)) {
+        error_hint(err, "lower --kv-cache-memory-bytes or end other programs");
+        return error_set(err, STATUS_EXHAUSTED,
+                         "ledger line 'kv pool' of %.1f MiB was asked for; %.1f MiB of it are "
+                         "needed elsewhere by now",
+                         (double)kv_pool_bytes(pool) / MIB, (double)give / MIB);
+    }
+    uint64_t before = kv_pool_bytes(pool);
+    TRY(kv_pool_give(pool, give, err));
+    log_warn("engine", "KV pool made smaller after the second rehearsal from_mib=%.1f to_mib=%.1f",
+             (double)before / MIB, (double)kv_pool_bytes(pool) / MIB);
+    *changed = true;
+    return take_pool(engine, err);
+}
+
+static enum status second_rehearsal(struct engine *engine, struct error *err) {
+    bool changed = true;
+    for (int round = 0; changed && round < SHRINKS_MAX; round++) {
+        if (!engine->proven) {
+            TRY(rehearse(engine, err));
+        }
+        TRY(keep_margin(engine, &changed, err));
+    }
+    return STATUS_OK;
+}
+
+// ---- capacity ----------------------------------------------------------------------------------
+
+static void write_capacity(struct engine *engine, struct ledger_line *lines,
                            struct message_capacity *out) {
+    const struct memory_plan *plan = &engine->plan;
     memory_ledger_lines(&engine->ledger, lines);
     *out = (struct message_capacity){
-        .envelope = engine->limits.envelope,
-        .block_tokens = engine->limits.block_tokens,
-        .kv_blocks = engine->limits.kv_blocks,
-        .kv_bytes_per_token = engine->kv.block_stride_bytes / engine->limits.block_tokens,
-        .vocabulary = engine->limits.vocabulary,
+        .envelope = plan->limits.envelope,
+        .block_tokens = plan->limits.block_tokens,
+        .kv_blocks = plan->limits.kv_blocks,
+        .kv_bytes_per_token = plan->kv.block_stride_bytes / plan->limits.block_tokens,
+        .vocabulary = plan->limits.vocabulary,
         .parameters = model_parameters(engine->model),
-        .kv_dtype = engine->kv.dtype == DTYPE_F16 ? "float16" : "float32",
+        .kv_dtype = plan->kv.dtype == DTYPE_F16 ? "float16" : "float32",
         .threads = engine->table->ctx(engine->device)->thread_count,
         .line_count = LEDGER_COUNT,
         .lines = lines,
     };
 }
 
-// Files, device, model and sizes: all that can be judged before memory is taken.
-static enum status plan_memory(struct engine *engine, struct line_bytes *lines, struct error *err) {
-    const struct engine_options *o = &engine->options;
-    snprintf(engine->digest, sizeof engine->digest, "%s", weights_digest(engine->weights));
-    TRY(open_device(engine, err));
-    const struct ops *ops = engine->table->ops(engine->device);
-    int64_t positions = o->model_len;
-    if (positions <= 0) {
-        struct model_config config;
-        TRY(model_config_read(engine->weights, &config, err));
-        positions = config.context < BOUND_SEQ_TOKENS ? config.context : BOUND_SEQ_TOKENS;
+// ---- life cycle --------------------------------------------------------------------------------
+
+static enum status refuse_shapes_only(const struct engine *engine, struct error *err) {
+    if (!weights_shapes_only(engine->weights)) {
+        return STATUS_OK;
     }
-    TRY(model_create(engine->weights, ops, (struct model_shard){0, 1}, (uint32_t)positions,
-                     &engine->model, err));
-    model_kv_layout(engine->model, o->kv_dtype, o->block_tokens, &engine->kv);
-    TRY(size_kv(engine, lines, err));
-    if (o->device_memory == 0) {
-        // Without a given size the budget is exactly what the lines need.
-        engine->ledger.budget_bytes = sum_lines(lines) + kv_bytes(engine);
-        if (engine->ledger.budget_bytes > engine->ledger.device_bytes) {
-            engine->ledger.budget_bytes = engine->ledger.device_bytes;
-        }
-    }
-    return STATUS_OK;
+    error_hint(err, "tare plan works with shapes; to serve, give a model with its weights");
+    return error_set(err, STATUS_UNSUPPORTED,
+                     "model '%s' has no weights, only shapes (config.json alone)",
+                     engine->options.model_path);
 }
 
 static enum status start(struct engine *engine, struct error *err) {
-    struct line_bytes lines = {0};
+    engine->phase_start_us = clock_monotonic_us();
     TRY(weights_open(engine->options.model_path, &engine->weights, err));
-    if (weights_shapes_only(engine->weights)) {
-        error_hint(err, "tare plan works with shapes; to serve, give a model with its weights");
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "model '%s' has no weights, only shapes (config.json alone)",
-                         engine->options.model_path);
+    TRY(refuse_shapes_only(engine, err));
+    TRY(plan_memory(engine, err));
+    TRY(end_phase(engine, "device", LEDGER_LIBRARIES, err));
+    TRY(load_weights(engine, err));
+    TRY(end_phase(engine, "weights", LEDGER_UNACCOUNTED, err));
+    TRY(map_workspace(engine, err));
+    TRY(end_phase(engine, "workspace", LEDGER_UNACCOUNTED, err));
+    engine->proven = sealed_before(engine);
+    TRY(reserve_kv(engine, err));
+    TRY(create_executor(engine, err));
+    TRY(end_phase(engine, "addresses and scratch", LEDGER_UNACCOUNTED, err));
+    if (!engine->proven) {
+        TRY(rehearse(engine, err));    // eagerly: every kernel and library path is taken once
+        TRY(end_phase(engine, "warm-up", LEDGER_LIBRARIES, err));
     }
-    TRY(plan_memory(engine, &lines, err));
-    TRY(load_weights(engine, lines.weights, err));
-    weights_close(engine->weights);
-    engine->weights = NULL;
-    TRY(map_rest(engine, &lines, err));
-    TRY(rehearse_and_seal(engine, &lines, err));
+    TRY(capture_graphs(engine, err));
+    TRY(end_phase(engine, "capture", LEDGER_UNACCOUNTED, err));
+    if (!engine->proven) {
+        TRY(rehearse(engine, err));
+        TRY(end_phase(engine, "rehearsal", LEDGER_UNACCOUNTED, err));
+    }
+    TRY(weigh(engine, err));
+    TRY(map_pool(engine, err));
+    TRY(end_phase(engine, "kv pool", LEDGER_UNACCOUNTED, err));
+    TRY(second_rehearsal(engine, err));
+    TRY(memory_ledger_check(&engine->ledger, err));
+    TRY(end_phase(engine, "second rehearsal", LEDGER_UNACCOUNTED, err));
+    write_seal(engine);
     write_capacity(engine, engine->lines, &engine->capacity);
-    return capacity_validate(&engine->capacity, err);
+    TRY(capacity_validate(&engine->capacity, err));
+    log_start(engine);
+    return STATUS_OK;
 }
 
 // Charges every planned line, so that what does not fit is refused as a start would refuse it.
-static enum status charge_plan(struct engine *engine, const struct line_bytes *lines,
-                               struct error *err) {
+static enum status charge_plan(struct engine *engine, struct error *err) {
+    const struct memory_plan *plan = &engine->plan;
     struct memory_ledger *ledger = &engine->ledger;
-    TRY(memory_ledger_charge(ledger, LEDGER_WEIGHTS, lines->weights, err));
-    TRY(memory_ledger_charge(ledger, LEDGER_WORKSPACE, lines->workspace, err));
-    TRY(memory_ledger_charge(ledger, LEDGER_STEP, lines->step, err));
-    TRY(memory_ledger_charge(ledger, LEDGER_HISTORY, lines->history, err));
-    return memory_ledger_charge(ledger, LEDGER_KV, kv_bytes(engine), err);
+    for (unsigned i = 0; i < LEDGER_COUNT; i++) {
+        uint64_t bytes = i == LEDGER_KV ? plan->kv_bytes : plan->bytes[i] - ledger->bytes[i];
+        TRY(memory_ledger_charge(ledger, (enum ledger_id)i, bytes, err));
+    }
+    return STATUS_OK;
 }
 
 enum status engine_plan(const struct engine_options *options, struct weights *weights,
@@ -419,19 +533,18 @@ enum status engine_plan(const struct engine_options *options, struct weights *we
     }
     engine->options = *options;
     engine->weights = weights;
-    struct line_bytes lines = {0};
-    enum status status = plan_memory(engine, &lines, err);
+    enum status status = plan_memory(engine, err);
     out->ledger = engine->ledger;
     if (status == STATUS_OK) {
-        status = charge_plan(engine, &lines, err);
+        status = charge_plan(engine, err);
     }
     if (status == STATUS_OK) {
         write_capacity(engine, out->lines, &out->capacity);
         out->ledger = engine->ledger;
-        out->fixed_bytes = sum_lines(&lines);
-        out->kv_bytes = kv_bytes(engine);
-        out->tiles = engine->tiles;
-        out->workspace_bytes = engine->workspace_bytes;
+        out->fixed_bytes = memory_plan_fixed_bytes(&engine->plan);
+        out->kv_bytes = engine->plan.kv_bytes;
+        out->tiles = engine->plan.tiles;
+        out->workspace_bytes = engine->plan.workspace_bytes;
         out->isa = engine_isa(engine);
         status = capacity_validate(&out->capacity, err);
     }
@@ -449,9 +562,9 @@ enum status engine_create(const struct engine_options *options, struct engine **
     engine->options = *options;
     enum status status = start(engine, err);
     if (status != STATUS_OK) {
-        if (status == STATUS_EXHAUSTED && engine->device != NULL) {
+        if (engine->device != NULL && (status == STATUS_EXHAUSTED || engine->phase_count > 1)) {
             struct buf table;
-            buf_init(&table, 4096);
+            buf_init(&table, 8192);
             memory_ledger_print(&engine->ledger, &table);
             fputs(buf_cstr(&table), stderr);
             buf_deinit(&table);
@@ -477,6 +590,57 @@ void engine_destroy(struct engine *engine) {
     memory_free(engine);
 }
 
+// ---- resize ------------------------------------------------------------------------------------
+
+static enum status grow_pool(struct engine *engine, uint64_t bytes, struct error *err) {
+    struct memory_ledger *ledger = &engine->ledger;
+    struct kv_pool *pool = &engine->pool;
+    if (engine->options.device_memory == 0 && engine->table->kv_bytes_default > 0) {
+        // A pool whose size was nobody's choice: the operator chooses now, up to the device.
+        uint64_t most = ledger->device_bytes;
+        uint64_t need = memory_ledger_used(ledger) + bytes;
+        ledger->budget_bytes = need < most ? need : most;
+    }
+    uint64_t budget_free = memory_ledger_free(ledger);
+    uint64_t free_bytes = engine->table->free_bytes(engine->device);
+    uint64_t margin = (uint64_t)engine->options.memory_margin;
+    free_bytes = free_bytes > margin ? free_bytes - margin : 0;
+    uint64_t have = budget_free < free_bytes ? budget_free : free_bytes;
+    if (bytes > have) {
+        return error_set(err, STATUS_EXHAUSTED,
+                         "ledger line 'kv pool' would grow by %llu bytes, %llu are free in the "
+                         "%s: %llu are missing",
+                         (unsigned long long)bytes, (unsigned long long)have,
+                         budget_free < free_bytes ? "budget" : "device",
+                         (unsigned long long)(bytes - have));
+    }
+    return kv_pool_grow(pool, LEDGER_KV, bytes, err);
+}
+
+enum status engine_resize_kv(struct engine *engine, uint32_t kv_blocks, uint32_t *after,
+                             struct error *err) {
+    struct memory_plan *plan = &engine->plan;
+    struct kv_pool *pool = &engine->pool;
+    uint64_t small = pool->rule.small_bytes;
+    uint64_t target = (uint64_t)kv_blocks * plan->kv.block_stride_bytes;
+    target = (target + small - 1) / small * small;
+    enum status status = STATUS_OK;
+    if (target > kv_pool_bytes(pool)) {
+        status = grow_pool(engine, target - kv_pool_bytes(pool), err);
+    } else {
+        kv_pool_shrink(pool, target);
+    }
+    uint64_t blocks = kv_pool_bytes(pool) / plan->kv.block_stride_bytes;
+    plan->kv_bytes = kv_pool_bytes(pool);
+    plan->limits.kv_blocks = (uint32_t)(blocks < BOUND_BLOCKS ? blocks : BOUND_BLOCKS);
+    executor_set_pool(engine->executor, plan->limits.kv_blocks, plan->limits.envelope.seq_tokens);
+    write_capacity(engine, engine->lines, &engine->capacity);
+    *after = plan->limits.kv_blocks;
+    return status;
+}
+
+// ---- queries -----------------------------------------------------------------------------------
+
 struct executor *engine_executor(struct engine *engine) {
     return engine->executor;
 }
@@ -485,10 +649,23 @@ const struct message_capacity *engine_capacity(const struct engine *engine) {
     return &engine->capacity;
 }
 
+const struct memory_ledger *engine_ledger(const struct engine *engine) {
+    return &engine->ledger;
+}
+
+const struct engine_phase *engine_phases(const struct engine *engine, uint32_t *count) {
+    *count = engine->phase_count;
+    return engine->phases;
+}
+
 const char *engine_isa(const struct engine *engine) {
     return engine->table->ops(engine->device)->name;
 }
 
 bool engine_attached(const struct engine *engine) {
     return engine->attached;
+}
+
+bool engine_proven(const struct engine *engine) {
+    return engine->proven;
 }

@@ -8,16 +8,18 @@
 #include "worker/weights/weights.h"
 #include <stdint.h>
 
-// Everything that computes, brought up in order: files, device, weights, workspace, KV, rehearsal,
-// capacity.
+// Everything that computes, brought up in order: device, weights, workspace, addresses for KV,
+// warm-up, graphs, worst steps; then weighed; then KV, the worst steps again, and the seal.
 //
-// The idea: each start-up step is a charge on the ledger, KV gets what is left of the budget, and
-// the capacity report is written last, from what exists and was rehearsed (step/rehearsal.h). If a
-// line does not fit, the start ends there with the ledger printed.
+// The idea: KV is what is left when everything else exists (design.md section 3). Each step of the
+// start leaves its bytes on the ledger and its time in the phase table; the capacity report is
+// written last, from what exists and was rehearsed. If a line does not fit, the start ends there
+// with the ledger printed. A start of the same digest, sizes and device as a sealed one need not
+// rehearse (seal.h).
 //
 //   Owns       model files, device and all device memory.
 //   Thread     the step thread creates, uses and destroys it.
-//   Allocates  in create; afterwards a step allocates nothing.
+//   Allocates  in create and, device memory only, in resize; a step allocates nothing.
 //   Fails      NOT_FOUND, CORRUPT, UNSUPPORTED for the model; EXHAUSTED with the ledger line.
 
 struct engine;
@@ -35,8 +37,12 @@ struct engine_options {
     uint32_t block_tokens;
     uint32_t seqs;
     uint32_t step_tokens;
-    int64_t model_len;    // -1: the model's own limit
-    int weights_fd;       // memory file that survives this process, or -1
+    int64_t model_len;              // -1: the model's own limit
+    int64_t memory_margin;          // bytes of the device that stay free
+    bool enforce_eager;             // no graphs
+    uint64_t capture_order_seed;    // tests: 0 captures the largest first, else in a random order
+    const char *seal_dir;           // where seals are kept, NULL: nowhere
+    int weights_fd;                 // memory file that survives this process, or -1
     int kv_fd;
     void (*progress)(void *ctx, const struct message_progress *progress);
     void *progress_ctx;
@@ -62,11 +68,29 @@ struct engine_plan {
 enum status engine_plan(const struct engine_options *options, struct weights *weights,
                         struct engine_plan *out, struct error *err) MUST_USE;
 
+// One step of the start: how long it took and what this process held of the device after it.
+struct engine_phase {
+    const char *name;
+    uint64_t us;
+    uint64_t own_bytes;
+};
+enum { ENGINE_PHASES_MAX = 16 };
+
+// Between steps: makes the pool hold `kv_blocks`, in whole chunks, so `after` may be more. Nobody
+// uses the blocks above `after` any more. EXHAUSTED when it cannot grow so far: the sentence names
+// the missing bytes, and `after` says what there is.
+enum status engine_resize_kv(struct engine *engine, uint32_t kv_blocks, uint32_t *after,
+                             struct error *err) MUST_USE;
+
 struct executor *engine_executor(struct engine *engine);
+const struct memory_ledger *engine_ledger(const struct engine *engine);
+const struct engine_phase *engine_phases(const struct engine *engine, uint32_t *count);
 // Alive as long as the engine.
 const struct message_capacity *engine_capacity(const struct engine *engine);
 const char *engine_isa(const struct engine *engine);
-bool engine_attached(
-    const struct engine *engine);    // weights were already there, nothing was loaded
+// Weights were already there, nothing was loaded.
+bool engine_attached(const struct engine *engine);
+// A sealed start had the same sizes, nothing was rehearsed.
+bool engine_proven(const struct engine *engine);
 
 #endif

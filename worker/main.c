@@ -5,6 +5,7 @@
 #include "common/log.h"
 #include "worker/holder.h"
 #include "worker/plan_report.h"
+#include "worker/seal.h"
 #include "worker/worker.h"
 #include <signal.h>
 #include <stdio.h>
@@ -30,6 +31,17 @@ static enum dtype kv_dtype(const struct config *config) {
     return wide ? DTYPE_F32 : DTYPE_F16;
 }
 
+enum { SEAL_DIR_BYTES = 64 };
+
+// NULL when seals are not kept. `room` holds a default's name.
+static const char *seal_dir(const struct config *config, char room[SEAL_DIR_BYTES]) {
+    const char *given = config_string(config, OPTION_SEAL_DIR);
+    if (given != NULL) {
+        return strcmp(given, "off") == 0 ? NULL : given;
+    }
+    return seal_default_dir(room, SEAL_DIR_BYTES) ? room : NULL;
+}
+
 static struct engine_options engine_options(const struct config *config,
                                             const struct holder_fds *fds) {
     return (struct engine_options){
@@ -46,6 +58,8 @@ static struct engine_options engine_options(const struct config *config,
         .seqs = (uint32_t)config_int(config, OPTION_MAX_NUM_SEQS),
         .step_tokens = (uint32_t)config_int(config, OPTION_MAX_NUM_BATCHED_TOKENS),
         .model_len = config_int(config, OPTION_MAX_MODEL_LEN),
+        .memory_margin = config_int(config, OPTION_MEMORY_MARGIN),
+        .enforce_eager = config_bool(config, OPTION_ENFORCE_EAGER),
         .weights_fd = fds->weights,
         .kv_fd = fds->kv,
     };
@@ -59,6 +73,8 @@ static int run_child(const struct config *config, const struct holder_fds *fds) 
         .model_name = config_string(config, OPTION_MODEL),
         .stop = &stop_requested,
     };
+    char room[SEAL_DIR_BYTES];
+    options.engine.seal_dir = seal_dir(config, room);
     return worker_run(&options);
 }
 

@@ -54,6 +54,31 @@ enum status memory_ledger_charge(struct memory_ledger *ledger, enum ledger_id id
     return STATUS_OK;
 }
 
+void memory_ledger_release(struct memory_ledger *ledger, enum ledger_id id, uint64_t bytes) {
+    INVARIANT(ledger->bytes[id] >= bytes);
+    ledger->bytes[id] -= bytes;
+}
+
+void memory_ledger_move(struct memory_ledger *ledger, enum ledger_id from, enum ledger_id to,
+                        uint64_t bytes) {
+    memory_ledger_release(ledger, from, bytes);
+    ledger->bytes[to] += bytes;
+}
+
+enum status memory_ledger_check(const struct memory_ledger *ledger, struct error *err) {
+    for (unsigned i = 0; i < LEDGER_COUNT; i++) {
+        if (ledger_rows[i].planned && ledger->bytes[i] > ledger->planned[i]) {
+            error_hint(err, "report this with the table above; --memory-margin leaves room until "
+                            "it is corrected");
+            return error_set(err, STATUS_INVALID,
+                             "ledger line '%s' was planned with %llu bytes and took %llu",
+                             ledger_rows[i].name, (unsigned long long)ledger->planned[i],
+                             (unsigned long long)ledger->bytes[i]);
+        }
+    }
+    return STATUS_OK;
+}
+
 void memory_ledger_plan(struct memory_ledger *ledger, enum ledger_id id, uint64_t bytes) {
     ledger->planned[id] = bytes;
 }
@@ -71,19 +96,23 @@ void memory_ledger_lines(const struct memory_ledger *ledger, struct ledger_line 
 
 void memory_ledger_print(const struct memory_ledger *ledger, struct buf *out) {
     uint64_t total = 0;
-    buf_append_str(out, "memory ledger            MiB\n");
+    buf_append_str(out, "memory ledger                    MiB\n");
     for (unsigned i = 0; i < LEDGER_COUNT; i++) {
         uint64_t bytes = ledger->bytes[i] > 0 ? ledger->bytes[i] : ledger->planned[i];
         total += bytes;
         if (bytes == 0) {
             continue;    // a device that has no such cost
         }
-        buf_printf(out, "  %-18s %10.2f  %s\n", ledger_rows[i].name, (double)bytes / MIB,
+        buf_printf(out, "  %-26s %10.2f  %s\n", ledger_rows[i].name, (double)bytes / MIB,
                    ledger_rows[i].planned ? "planned" : "found");
     }
-    buf_printf(out, "  %-18s %10.2f\n", "total", (double)total / MIB);
-    buf_printf(out, "  %-18s %10.2f\n", "free",
+    buf_printf(out, "  %-26s %10.2f\n", "total", (double)total / MIB);
+    buf_printf(out, "  %-26s %10.2f\n", "free",
                ((double)ledger->budget_bytes - (double)total) / MIB);
-    buf_printf(out, "  %-18s %10.2f  of %.2f MiB device memory\n", "budget",
+    buf_printf(out, "  %-26s %10.2f  of %.2f MiB device memory\n", "budget",
                (double)ledger->budget_bytes / MIB, (double)ledger->device_bytes / MIB);
+    if (ledger->foreign_bytes > 0) {
+        buf_printf(out, "  %-26s %10.2f  by other processes, not ours\n", "foreign use",
+                   (double)ledger->foreign_bytes / MIB);
+    }
 }

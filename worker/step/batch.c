@@ -111,6 +111,15 @@ enum status batch_create(const struct batch_options *options, void *step_memory,
     for (uint32_t i = 0; i < e->seqs; i++) {
         batch->slots[i].bias = bias + (size_t)i * BOUND_LOGIT_BIAS;
     }
+    batch->step = (struct op_step){
+        .kv_base = batch->kv_base,
+        .token = batch->token,
+        .position = batch->position,
+        .row_seq = batch->row_seq,
+        .seq_row = batch->seq_row,
+        .block_table = batch->block_table,
+        .block_table_stride = e->blocks_per_seq,
+    };
     *out = batch;
     return STATUS_OK;
 }
@@ -462,13 +471,6 @@ static void lay_out(struct batch *batch, const struct plan *plan) {
         lay_out_chunk(batch, &plan->prefills[i]);
     }
     batch->seq_row[batch->step.seq_count] = batch->step.row_count;
-    batch->step.kv_base = batch->kv_base;
-    batch->step.token = batch->token;
-    batch->step.position = batch->position;
-    batch->step.row_seq = batch->row_seq;
-    batch->step.seq_row = batch->seq_row;
-    batch->step.block_table = batch->block_table;
-    batch->step.block_table_stride = batch->limits.envelope.blocks_per_seq;
     // What was judged is what was laid out.
     INVARIANT(batch->step.row_count == batch->size.tokens);
     INVARIANT(batch->step.seq_count == batch->size.seqs);
@@ -480,6 +482,23 @@ enum status batch_apply(struct batch *batch, const struct plan *plan, struct err
     change(batch, plan);
     lay_out(batch, plan);
     return STATUS_OK;
+}
+
+void batch_pose(struct batch *batch, uint32_t rows) {
+    INVARIANT(rows <= batch->limits.envelope.seqs);
+    batch->step.row_count = rows;
+    batch->step.seq_count = rows;
+    batch->step.logit_count = rows;
+}
+
+bool batch_only_decodes(const struct batch *batch) {
+    const struct op_step *step = &batch->step;
+    return step->row_count == step->seq_count && step->row_count == step->logit_count;
+}
+
+void batch_set_pool(struct batch *batch, uint32_t kv_blocks, uint32_t seq_tokens) {
+    batch->limits.kv_blocks = kv_blocks;
+    batch->limits.envelope.seq_tokens = seq_tokens;
 }
 
 // ---- views and results -------------------------------------------------------------------------

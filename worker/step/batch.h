@@ -47,6 +47,13 @@ void batch_reset(struct batch *batch);    // a new epoch: every slot becomes fre
 enum status batch_apply(struct batch *batch, const struct plan *plan, struct error *err) MUST_USE;
 
 const struct op_step *batch_step(const struct batch *batch);
+// Between steps: the descriptor says that `rows` sequences decode, each drawing a token, with all
+// arrays where they will be. What a capture reads; the next batch_apply overwrites it.
+void batch_pose(struct batch *batch, uint32_t rows);
+// Every row of the step is a decoding sequence that draws a token: what captured steps are.
+bool batch_only_decodes(const struct batch *batch);
+// Blocks that plans may name from now on, and tokens of a sequence (at most as many as at create).
+void batch_set_pool(struct batch *batch, uint32_t kv_blocks, uint32_t seq_tokens);
 uint32_t batch_logit_count(const struct batch *batch);
 const uint32_t *batch_logit_rows(const struct batch *batch);
 struct op_sample_row *batch_sample_rows(struct batch *batch);

@@ -12,8 +12,37 @@ struct executor {
     uint64_t epoch;
     uint64_t applied_seq;
     uint32_t layer_limit;
+    const struct device_graph *graphs[LEDGER_GRAPHS];    // by bucket; NULL: not captured
+    uint64_t replays;
     char message[256];
 };
+
+// ---- sizes -------------------------------------------------------------------------------------
+
+uint32_t executor_bucket_count(uint32_t rows_max) {
+    uint32_t count = 1;
+    while ((uint32_t)LEDGER_GRAPH_ROWS_MIN << (count - 1) < rows_max) {
+        count++;
+    }
+    INVARIANT(count <= LEDGER_GRAPHS);
+    return count;
+}
+
+uint32_t executor_bucket_rows(uint32_t rows_max, uint32_t bucket) {
+    uint32_t rows = (uint32_t)LEDGER_GRAPH_ROWS_MIN << bucket;
+    return rows < rows_max ? rows : rows_max;
+}
+
+uint32_t executor_bucket_launches(const struct model *model, const struct ops *ops,
+                                  const struct op_ctx *ctx, const struct op_kv_layout *kv,
+                                  uint32_t rows, const struct tiles *tiles) {
+    struct op_step step = {.row_count = rows, .seq_count = rows, .logit_count = rows};
+    struct forward_step forward = {.step = &step, .kv = kv, .tiles = *tiles};
+    struct reader reader;
+    reader_init_measure(&reader, ops, ctx);
+    model_forward(model, &reader, &forward);
+    return reader_launch_count(&reader);
+}
 
 size_t executor_workspace_bytes(const struct model *model, const struct ops *ops,
                                 const struct op_ctx *ctx, const struct op_kv_layout *kv,
@@ -75,6 +104,18 @@ void executor_limit_layers(struct executor *executor, uint32_t layer_count) {
     executor->layer_limit = layer_count;
 }
 
+uint64_t executor_replays(const struct executor *executor) {
+    return executor->replays;
+}
+
+void executor_set_pool(struct executor *executor, uint32_t kv_blocks, uint32_t seq_tokens) {
+    struct plan_limits *limits = &executor->options.limits;
+    INVARIANT(seq_tokens <= limits->envelope.seq_tokens);
+    limits->kv_blocks = kv_blocks;
+    limits->envelope.seq_tokens = seq_tokens;
+    batch_set_pool(executor->options.batch, kv_blocks, seq_tokens);
+}
+
 uint64_t executor_applied_seq(const struct executor *executor) {
     return executor->applied_seq;
 }
@@ -84,6 +125,71 @@ static void refuse(struct executor *executor, enum result_status status, const c
     snprintf(executor->message, sizeof executor->message, "%.200s", why);
     out->status = status;
     out->message = executor->message;
+}
+
+// Sequences that can decode in one step.
+static uint32_t decode_rows_max(const struct executor *executor) {
+    const struct envelope *e = &executor->options.limits.envelope;
+    return e->seqs < e->tokens ? e->seqs : e->tokens;
+}
+
+// ---- one step ----------------------------------------------------------------------------------
+
+// The forward function over the batch's present descriptor, through `ops`.
+static void forward(const struct executor *executor, const struct ops *ops,
+                    const struct op_ctx *ctx, uint32_t layer_limit) {
+    const struct executor_options *o = &executor->options;
+    struct forward_step step = {
+        .step = batch_step(o->batch),
+        .kv = o->kv,
+        .logit_row = batch_logit_rows(o->batch),
+        .sample_rows = batch_sample_rows(o->batch),
+        .tiles = o->tiles,
+        .layer_limit = layer_limit,
+    };
+    struct reader reader;
+    reader_init_run(&reader, ops, ctx, o->workspace, o->workspace_bytes);
+    model_forward(o->model, &reader, &step);
+}
+
+enum status executor_capture(struct executor *executor, uint32_t bucket, struct error *err) {
+    const struct executor_options *o = &executor->options;
+    INVARIANT(o->table != NULL);
+    INVARIANT(executor->graphs[bucket] == NULL);
+    uint32_t rows = executor_bucket_rows(decode_rows_max(executor), bucket);
+    uint32_t launches = executor_bucket_launches(o->model, o->ops, o->ctx, o->kv, rows, &o->tiles);
+    struct device_capture capture;
+    TRY(o->table->capture_begin(o->device, (enum ledger_id)(LEDGER_GRAPH_8 + bucket), launches,
+                                &capture, err));
+    batch_pose(o->batch, rows);
+    forward(executor, capture.ops, capture.ctx, 0);
+    executor->graphs[bucket] = o->table->capture_end(o->device);
+    return STATUS_OK;
+}
+
+// The smallest captured step that holds the batch, or NULL.
+static const struct device_graph *graph_for(const struct executor *executor) {
+    const struct executor_options *o = &executor->options;
+    if (!batch_only_decodes(o->batch)) {
+        return NULL;
+    }
+    uint32_t rows = batch_step(o->batch)->row_count;
+    uint32_t bucket = 0;
+    while (executor_bucket_rows(decode_rows_max(executor), bucket) < rows) {
+        bucket++;
+    }
+    return executor->graphs[bucket];
+}
+
+static void compute(struct executor *executor) {
+    const struct executor_options *o = &executor->options;
+    const struct device_graph *graph = graph_for(executor);
+    if (graph == NULL) {
+        forward(executor, o->ops, o->ctx, executor->layer_limit);
+        return;
+    }
+    o->table->replay(o->device, graph);
+    executor->replays++;
 }
 
 static void run(struct executor *executor, const struct plan *plan, struct step_result *out) {
@@ -111,17 +217,7 @@ static void run(struct executor *executor, const struct plan *plan, struct step_
     executor->applied_seq = plan->seq;
     out->applied_seq = plan->seq;
     if (batch_step(o->batch)->row_count > 0) {
-        struct forward_step forward = {
-            .step = batch_step(o->batch),
-            .kv = o->kv,
-            .logit_row = batch_logit_rows(o->batch),
-            .sample_rows = batch_sample_rows(o->batch),
-            .tiles = o->tiles,
-            .layer_limit = executor->layer_limit,
-        };
-        struct reader reader;
-        reader_init_run(&reader, o->ops, o->ctx, o->workspace, o->workspace_bytes);
-        model_forward(o->model, &reader, &forward);
+        compute(executor);
     }
     batch_commit(o->batch, executor->rows);
     out->row_count = batch_logit_count(o->batch);

@@ -29,7 +29,7 @@ static uint32_t length_of(const struct script *script, uint32_t prompt) {
     return prompt + (script->decodes ? 2 : 1);
 }
 
-// As many sequences as a step may have rows for and the pool has blocks for, sharing its tokens.
+// As many sequences as a step may have rows for, sharing its tokens.
 static void choose_shape(const struct plan_limits *limits, struct script *script) {
     const struct envelope *e = &limits->envelope;
     script->seqs = min_u32(e->seqs, e->tokens);
@@ -40,9 +40,22 @@ static void choose_shape(const struct plan_limits *limits, struct script *script
     script->rest = min_u32(left, prompt_max - script->chunk);
     script->blocks_each = blocks_for(limits, length_of(script, script->chunk));
     script->blocks_longest = blocks_for(limits, length_of(script, script->chunk + script->rest));
+}
+
+// Fewer when the pool has not the blocks for all.
+static void limit_shape(const struct plan_limits *limits, struct script *script) {
     INVARIANT(limits->kv_blocks >= script->blocks_longest);    // else the start was refused
     uint32_t others = (limits->kv_blocks - script->blocks_longest) / script->blocks_each;
     script->seqs = min_u32(script->seqs, 1 + others);
+}
+
+uint32_t rehearsal_blocks(const struct plan_limits *limits) {
+    struct script script = {0};
+    if (limits->envelope.seq_tokens < 2) {
+        return 0;
+    }
+    choose_shape(limits, &script);
+    return script.blocks_longest + (script.seqs - 1) * script.blocks_each;
 }
 
 static void write_plans(struct script *script) {
@@ -118,6 +131,7 @@ enum status rehearsal_run(struct executor *executor, const struct plan_limits *l
         return STATUS_OK;    // no request fits such a context, so no step ever runs
     }
     choose_shape(limits, &script);
+    limit_shape(limits, &script);
     uint32_t longest = script.chunk + script.rest;
     script.tokens = memory_array(longest, sizeof *script.tokens);
     script.blocks =

@@ -17,6 +17,9 @@
 //   Fails      EXHAUSTED for the plans; INVALID when a step is refused: a bug of ours, not the
 //              user's, that would have come up later; EXHAUSTED when a step allocated memory.
 
+// KV blocks that a rehearsal uses when it has them; with fewer it has fewer sequences.
+uint32_t rehearsal_blocks(const struct plan_limits *limits);
+
 enum status rehearsal_run(struct executor *executor, const struct plan_limits *limits,
                           struct error *err) MUST_USE;
 
