@@ -7,7 +7,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 . tests/e2e/server.sh
 out=build/gcc-release
-make --no-print-directory -s "$out/tests/bench/bench_load" "$out/tests/bench/bench_kernels"
+make --no-print-directory -s "$out/tests/bench/bench_load" "$out/tests/bench/bench_kernels" "$out/tests/bench/bench_tiles"
 model=models/smollm2-135m-instruct-q4_1.gguf
 work=build/bench
 mkdir -p "$work"
@@ -27,6 +27,8 @@ measure() { # who, port
 
 echo "limits and kernels:"
 $out/tests/bench/bench_kernels | tee "$work/kernels"
+echo "workspaces of half, a quarter ... of the default one, and the smallest; ratios of time to the default:"
+$out/tests/bench/bench_tiles "$model"
 round=0
 while [ $round -lt "$rounds" ]; do
     round=$((round + 1))

@@ -489,6 +489,7 @@ void batch_pose(struct batch *batch, uint32_t rows) {
     batch->step.row_count = rows;
     batch->step.seq_count = rows;
     batch->step.logit_count = rows;
+    batch->step.context_max = batch->limits.envelope.attended_tokens_max;
 }
 
 bool batch_only_decodes(const struct batch *batch) {

@@ -52,7 +52,7 @@ size_t executor_workspace_bytes(const struct model *model, const struct ops *ops
         .row_count = e->tokens,
         .seq_count = e->seqs < e->tokens ? e->seqs : e->tokens,
         .logit_count = e->logit_rows,
-        .context_max = e->seq_tokens,
+        .context_max = e->attended_tokens_max,
         .block_table_stride = e->blocks_per_seq,
     };
     struct forward_step forward = {

@@ -110,9 +110,10 @@ enum status tiles_choose(const struct tiles_question *question, struct tiles *ou
         *out = q->most;
     } else if (fits(q, &q->least)) {
         *out = grow_together(q);
+        // Products first: each of their passes reads a weight once.
+        grow_alone(q, out, &out->matmul_rows, q->most.matmul_rows);
         grow_alone(q, out, &out->logit_rows, q->most.logit_rows);
         grow_alone(q, out, &out->mlp_rows, q->most.mlp_rows);
-        grow_alone(q, out, &out->matmul_rows, q->most.matmul_rows);
         grow_alone(q, out, &out->attention_parts, q->most.attention_parts);
     } else if (q->required) {
         return refuse(q, err);

@@ -14,7 +14,7 @@
 // The idea: a tile's bytes are never computed here. The worst step of the envelope is measured with
 // the tiles in question (the measure reader over the same forward function that runs), and the
 // largest tiles whose need obeys the budget are found by bisection: first all of them together as a
-// number of rows, then each alone in what is left, in the order of the struct. More rows never need
+// number of rows, then each alone in what is left. More rows never need
 // fewer bytes, so the answer is one that no tile can exceed, and the same for the same question.
 //
 //   Owns       nothing.

@@ -88,7 +88,8 @@ static void subject_init(struct subject *s, const char *path, const char *isa,
                                                   .seq_tokens = 256,
                                                   .logit_rows = 300,
                                                   .prompt_logit_rows = 300,
-                                                  .blocks_per_seq = 16},
+                                                  .blocks_per_seq = 16,
+                                                  .attended_tokens_max = 256},
                                      .block_tokens = 16};
 }
 
@@ -113,7 +114,8 @@ static void draw_step(struct rng *rng, uint32_t i, const struct envelope *whole,
     e->seqs = largest ? seqs_max : 1 + below(rng, seqs_max);
     uint32_t rows_max = e->tokens < whole->logit_rows ? e->tokens : whole->logit_rows;
     e->logit_rows = largest ? rows_max : below(rng, rows_max + 1);
-    e->seq_tokens = largest ? whole->seq_tokens : 1 + below(rng, whole->seq_tokens);
+    uint32_t context = whole->attended_tokens_max;
+    e->attended_tokens_max = largest ? context : 1 + below(rng, context);
 }
 
 // With tiles for a random budget, or for none.

@@ -259,7 +259,7 @@ static const struct tiles m6_tiles = {1, 16, 16, 1};
 
 static void m6_init(struct subject *s, uint32_t tokens) {
     const struct envelope envelope = {
-        .tokens = tokens, .seqs = 4, .seq_tokens = M6_WIDEST, .logit_rows = 4};
+        .tokens = tokens, .seqs = 4, .attended_tokens_max = M6_WIDEST, .logit_rows = 4};
     subject_init(s, &m6_model, &envelope);
     s->ops.attention_scratch = context_scratch;
 }
@@ -353,7 +353,7 @@ static void choose_for(uint32_t vocabulary, uint32_t rows, uint64_t budget, stru
                        size_t *whole, size_t *bytes) {
     const struct tiny_model model = {"llama", 1, 16, 32, 1, 1, 16, vocabulary, 256};
     const struct envelope envelope = {
-        .tokens = rows, .seqs = 1, .seq_tokens = rows, .logit_rows = rows};
+        .tokens = rows, .seqs = 1, .attended_tokens_max = rows, .logit_rows = rows};
     struct subject s;
     struct error err = {0};
     subject_init(&s, &model, &envelope);
