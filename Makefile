@@ -77,7 +77,7 @@ PROTO_SRC := $(wildcard proto/*.proto)
 PROTO_GEN := $(PROTO_SRC:proto/%.proto=$(GEN)/proto/%.pb-c.c)
 COMMON_C := $(wildcard common/*.c)
 PROTO_C := $(wildcard proto/*.c)
-KERNELS_C := $(wildcard kernels/*.c kernels/cpu/*.c)
+KERNELS_C := $(wildcard kernels/*.c kernels/cpu/*.c kernels/sim/*.c)
 CONTROLLER_C := $(filter-out controller/main.c,$(wildcard controller/*.c controller/core/*.c \
     controller/text/*.c controller/http/*.c controller/net/*.c))
 WORKER_C := $(filter-out worker/main.c,$(wildcard worker/*.c worker/*/*.c))

@@ -235,7 +235,8 @@ struct ops {
 
     // Packed weights. `source` is the file's layout (GGUF blocks or plain rows, [rows, cols]).
     // weight_pack writes rows [row_begin, row_end) so that file pages can be given back as it goes;
-    // row_begin is a multiple of weight_pack_rows().
+    // row_begin is a multiple of weight_pack_rows(). weight_pack is NULL where there is no
+    // arithmetic: nothing is loaded then.
     bool (*weight_supported)(enum dtype dtype, uint32_t rows, uint32_t cols);
     size_t (*weight_bytes)(enum dtype dtype, uint32_t rows, uint32_t cols);
     uint32_t (*weight_pack_rows)(void);
