@@ -1,7 +1,7 @@
 #!/bin/sh
-# What the server takes from the machine it shares: start to ready, memory of all processes against the formula,
-# processor time when idle, and decode beside one foreign busy core. One JSON line each, ratios to a limit or to
-# a run of the same script.
+# What the server takes from the machine it shares: start to ready and its phases, the time of a plan, memory of
+# all processes against the formula, processor time when idle, and decode beside one foreign busy core. One JSON
+# line each, ratios to a limit or to a run of the same script.
 #   ROUNDS=3 sh tests/bench/bench_machine.sh
 set -eu
 cd "$(dirname "$0")/../.."
@@ -27,16 +27,42 @@ turns() { for p in $(processes); do cat "/proc/$p/task/"*/schedstat; done | awk 
 load() { "$out/tests/bench/bench_load" 127.0.0.1 "${URL##*:}" "$@"; }
 stream() { load clients=1 requests=2 prompt=128 output=128 seed="$1" | sed 's/.*"stream_tok_s":\([0-9.]*\).*/\1/'; }
 
-# ---- start to ready; the file is in the page cache after the first ----
-: >"$work/starts"
-for _ in $(seq 0 "$rounds"); do
+# ---- start to ready, first on this machine and again, with the phases of the worker ----
+# The file is in the page cache after the unmeasured start; "other" is processes, tokenizer and the join.
+start_once() { # which
     begin=$(date +%s%N)
-    start_server "$log" "$model" --no-access-log
+    start_server "$log" "$model" --no-access-log --seal-dir "$work/seals"
     ready=$(date +%s%N)
-    echo $(((ready - begin) / 1000000)) >>"$work/starts"
+    ms=$(((ready - begin) / 1000000))
     stop_server
+    echo "$1|ready|$ms" >>"$work/starts"
+    sed -n 's/.*src=engine msg="start" phase="\([^"]*\)" ms=\([0-9.]*\) .*/\1|\2/p' "$log" |
+        awk -F'|' -v which="$1" -v ms="$ms" '{sum += $2; print which "|" $1 "|" $2} END {print which "|other|" ms - sum}' >>"$work/starts"
+}
+start_row() { # which, limit in ms
+    awk -F'|' -v which="$1" '$1 == which && !seen[$2]++ {print $2}' "$work/starts" | while read -r phase; do
+        printf '"%s":%s,' "$phase" "$(awk -F'|' -v which="$1" -v phase="$phase" '$1 == which && $2 == phase {print $3}' "$work/starts" | median)"
+    done | sed "s/^\"ready\":\([0-9.]*\),\(.*\),\$/{\"bench\":\"start\",\"which\":\"$1\",\"ready_ms_median\":\1,\"limit_ms\":$2,\"phases_ms\":{\2}}\n/"
+}
+start_once warm-up
+: >"$work/starts"
+for _ in $(seq "$rounds"); do
+    rm -rf "$work/seals"
+    mkdir -m 700 "$work/seals"
+    start_once first
+    start_once second
 done
-echo "{\"bench\":\"start\",\"ready_ms_median\":$(tail -n +2 "$work/starts" | median),\"limit_ms\":1500}"
+start_row first 8000
+start_row second 1500
+
+# ---- a plan of a model of 70 billion parameters, from its shapes ----
+: >"$work/plans"
+for _ in $(seq "$rounds"); do
+    begin=$(date +%s%N)
+    bin/tare plan deploy/models/Llama-3.1-70B --json >"$work/plan.json" 2>/dev/null || [ -s "$work/plan.json" ]
+    echo $((($(date +%s%N) - begin) / 1000000)) >>"$work/plans"
+done
+echo "{\"bench\":\"plan_70b\",\"ms_median\":$(median <"$work/plans"),\"limit_ms\":200}"
 
 # ---- memory and idle time ----
 kv_bytes=$((64 * 1024 * 1024))
