@@ -99,6 +99,9 @@ static void log_start(const struct engine *engine) {
                      engine->lines[i].planned ? "planned" : "found");
         }
     }
+    const struct tiles *tiles = &engine->plan.tiles;
+    log_info("engine", "tiles logit_rows=%u mlp_rows=%u matmul_rows=%u attention_parts=%u",
+             tiles->logit_rows, tiles->mlp_rows, tiles->matmul_rows, tiles->attention_parts);
     log_info("engine", "sealed budget_mib=%.2f unaccounted_mib=%.2f foreign_mib=%.2f",
              (double)engine->ledger.budget_bytes / MIB,
              (double)engine->lines[LEDGER_UNACCOUNTED].bytes / MIB,
