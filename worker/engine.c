@@ -128,7 +128,7 @@ static enum status open_device(struct engine *engine, struct error *err) {
     bool open_ended = o->device_memory == 0 && engine->table->kv_bytes_default > 0;
     double share = open_ended ? 1.0 : o->utilization;
     memory_ledger_init(&engine->ledger, device, (uint64_t)((double)device * share));
-    struct device_options options = {o->device, o->threads, o->isa, &engine->ledger};
+    struct device_options options = {o->device, o->threads, o->isa, &engine->ledger, o->sim};
     TRY(engine->table->open(&options, &engine->device, err));
     uint64_t seen =
         engine->table->free_bytes(engine->device) + engine->table->own_bytes(engine->device);
@@ -148,7 +148,8 @@ static enum status plan_memory(struct engine *engine, struct error *err) {
         positions = config.context < BOUND_SEQ_TOKENS ? config.context : BOUND_SEQ_TOKENS;
     }
     TRY(model_create(engine->weights, engine->table->ops(engine->device),
-                     (struct model_shard){0, 1}, (uint32_t)positions, &engine->model, err));
+                     o->shard.world > 1 ? o->shard : (struct model_shard){0, 1},
+                     (uint32_t)positions, &engine->model, err));
     struct memory_plan *plan = &engine->plan;
     TRY(memory_plan_make(o, engine->model, engine->table, engine->device, &engine->ledger, plan,
                          err));
@@ -469,20 +470,29 @@ static void write_capacity(struct engine *engine, struct ledger_line *lines,
 
 // ---- life cycle --------------------------------------------------------------------------------
 
-static enum status refuse_shapes_only(const struct engine *engine, struct error *err) {
-    if (!weights_shapes_only(engine->weights)) {
+// What can be planned and not started.
+static enum status refuse_plans(const struct engine *engine, struct error *err) {
+    const struct engine_options *o = &engine->options;
+    if (o->shard.world > 1) {
+        error_hint(err,
+                   "tare plan works with any size; to serve, leave --tensor-parallel-size out");
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "--tensor-parallel-size %u needs a group of workers: not built yet",
+                         o->shard.world);
+    }
+    const struct device_table *table = device_find(o->device);
+    if (!weights_shapes_only(engine->weights) || (table != NULL && !table->computes)) {
         return STATUS_OK;
     }
     error_hint(err, "tare plan works with shapes; to serve, give a model with its weights");
     return error_set(err, STATUS_UNSUPPORTED,
-                     "model '%s' has no weights, only shapes (config.json alone)",
-                     engine->options.model_path);
+                     "model '%s' has no weights, only shapes (config.json alone)", o->model_path);
 }
 
 static enum status start(struct engine *engine, struct error *err) {
     engine->phase_start_us = clock_monotonic_us();
     TRY(weights_open(engine->options.model_path, &engine->weights, err));
-    TRY(refuse_shapes_only(engine, err));
+    TRY(refuse_plans(engine, err));
     TRY(plan_memory(engine, err));
     TRY(end_phase(engine, "device", LEDGER_LIBRARIES, err));
     TRY(load_weights(engine, err));

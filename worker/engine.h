@@ -26,13 +26,15 @@ struct engine;
 
 struct engine_options {
     const char *model_path;
-    const char *device;          // "cpu"
-    const char *isa;             // "auto", ...
-    uint32_t threads;            // 0: one per core
-    int64_t device_memory;       // bytes; 0: what is needed plus the default KV
-    double utilization;          // share of device_memory that may be used
-    int64_t kv_bytes;            // explicit KV bytes, 0: what is left
-    int64_t workspace_budget;    // bytes for the step's buffers, 0: see step/tiles.h
+    const char *device;             // "cpu"
+    const char *isa;                // "auto", ...
+    uint32_t threads;               // 0: one per core
+    int64_t device_memory;          // bytes; 0: all there are, on the cpu what is needed
+    struct model_shard shard;       // world 0 or 1: the whole model. More can only be planned
+    const struct sim_costs *sim;    // as in device_options
+    double utilization;             // share of device_memory that may be used
+    int64_t kv_bytes;               // explicit KV bytes, 0: what is left
+    int64_t workspace_budget;       // bytes for the step's buffers, 0: see step/tiles.h
     enum dtype kv_dtype;
     uint32_t block_tokens;
     uint32_t seqs;

@@ -58,7 +58,8 @@ static enum status choose_tiles(const struct engine_options *o, const struct mod
                                 const struct device_table *table, const struct device *device,
                                 const struct memory_ledger *ledger, struct memory_plan *plan,
                                 struct error *err) {
-    uint64_t share = o->device_memory > 0 ? ledger->budget_bytes / WORKSPACE_SHARE : 0;
+    bool open_ended = o->device_memory == 0 && table->kv_bytes_default > 0;
+    uint64_t share = open_ended ? 0 : ledger->budget_bytes / WORKSPACE_SHARE;
     struct workspace_question measured = {model, table->ops(device), table->ctx(device), plan};
     struct tiles_question question;
     tiles_ask(&plan->limits.envelope, table->ctx(device)->thread_count,
@@ -97,12 +98,21 @@ static void plan_lines(const struct engine_options *o, const struct model *model
     plan->bytes[LEDGER_WORKSPACE] = plan->workspace_bytes;
     plan->bytes[LEDGER_STEP] = batch_step_bytes(&plan->limits);
     plan->bytes[LEDGER_SAMPLER] = (uint64_t)e->seqs * e->seq_tokens * sizeof(int32_t);
+    plan->bytes[LEDGER_COMM_ARENA] = executor_message_bytes(
+        model, table->ops(device), table->ctx(device), &plan->kv, &plan->limits, &plan->tiles);
     static const enum ledger_id MAPPED[] = {LEDGER_WEIGHTS, LEDGER_WORKSPACE, LEDGER_STEP,
-                                            LEDGER_SAMPLER};
+                                            LEDGER_SAMPLER, LEDGER_COMM_ARENA};
     for (unsigned i = 0; i < sizeof MAPPED / sizeof *MAPPED; i++) {
         plan->bytes[MAPPED[i]] = page_round(table, device, plan->bytes[MAPPED[i]]);
     }
     plan->bytes[LEDGER_GUARD] = guard_bytes(o, ledger);
+    static const enum ledger_id FOUND[] = {LEDGER_LIBRARIES, LEDGER_COMM_CHANNELS, LEDGER_COMM_RING,
+                                           LEDGER_COMM_TREE, LEDGER_COMM_NVLS};
+    for (unsigned i = 0; i < sizeof FOUND / sizeof *FOUND; i++) {
+        uint64_t expected = table->found_bytes(device, FOUND[i], model_view(model)->shard.world);
+        uint64_t there = ledger->bytes[FOUND[i]];
+        plan->bytes[FOUND[i]] = there > expected ? there : expected;
+    }
     plan_graphs(o, model, table, device, plan);
 }
 

@@ -64,6 +64,7 @@
     X("worker/weights/safetensors", suite_safetensors)                                             \
     X("worker/weights/model_path", suite_model_path)                                               \
     X("kernels/ops_sim", suite_ops_sim)                                                            \
+    X("worker/device/device_sim", suite_device_sim)                                                \
     X("worker/device/sim_pages", suite_sim_pages)                                                  \
     X("worker/device/sim_specs", suite_sim_specs)                                                  \
     X("worker/model/model", suite_model)                                                           \

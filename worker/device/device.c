@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-static const struct device_table *const devices[] = {&device_cpu};
+static const struct device_table *const devices[] = {&device_cpu, &device_sim};
 
 const struct device_table *device_find(const char *name) {
     for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {

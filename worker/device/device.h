@@ -24,12 +24,14 @@
 
 struct device;
 struct device_graph;
+struct sim_costs;
 
 struct device_options {
     const char *name;         // as given: "cpu", "sim:h200"
     uint32_t thread_count;    // 0: one per core this process may use
     const char *isa;          // "auto", "scalar", "avx2", "avx512"
     struct memory_ledger *ledger;
+    const struct sim_costs *sim;    // tests of simulated devices; NULL: as its table says
 };
 
 // Addresses [base, base + reserved_bytes), of which the first mapped_bytes have memory.
@@ -75,8 +77,10 @@ struct device_table {
     uint64_t (*own_bytes)(const struct device *device);
     uint64_t (*free_bytes)(const struct device *device);
 
-    // What a graph of so many launches should take, for planning.
+    // For planning, what found lines should take: a graph of so many launches; a line of libraries
+    // or communicators in a group of `world` ranks. Nothing is known of a line: 0.
     uint64_t (*graph_bytes)(const struct device *device, uint32_t launch_count);
+    uint64_t (*found_bytes)(const struct device *device, enum ledger_id line, uint32_t world);
     // Until capture_end, operations called through `out` become a graph charged to `line`.
     enum status (*capture_begin)(struct device *device, enum ledger_id line, uint32_t launch_count,
                                  struct device_capture *out, struct error *err);
@@ -90,5 +94,6 @@ struct device_table {
 // By a device's name or its kind ("sim:h200"); NULL when there is no such device in this build.
 const struct device_table *device_find(const char *name);
 extern const struct device_table device_cpu;
+extern const struct device_table device_sim;
 
 #endif

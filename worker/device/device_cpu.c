@@ -263,6 +263,14 @@ static uint64_t cpu_graph_bytes(const struct device *device, uint32_t launch_cou
     return (launch_list_bytes(launch_count) + page - 1) / page * page;
 }
 
+// No library takes device memory here.
+static uint64_t cpu_found_bytes(const struct device *device, enum ledger_id line, uint32_t world) {
+    (void)device;
+    (void)line;
+    (void)world;
+    return 0;
+}
+
 static enum status cpu_capture_begin(struct device *device, enum ledger_id line,
                                      uint32_t launch_count, struct device_capture *out,
                                      struct error *err) {
@@ -310,6 +318,7 @@ const struct device_table device_cpu = {
     .own_bytes = cpu_own_bytes,
     .free_bytes = cpu_free_bytes,
     .graph_bytes = cpu_graph_bytes,
+    .found_bytes = cpu_found_bytes,
     .capture_begin = cpu_capture_begin,
     .capture_end = cpu_capture_end,
     .replay = cpu_replay,

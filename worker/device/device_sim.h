@@ -61,7 +61,7 @@ enum sim_event {
     SIM_EVENT_CONTEXT,    // the device is opened
     SIM_EVENT_LIBRARY,    // first launch of kernel `index`
     SIM_EVENT_GRAPH,      // graph number `index`, of `count` launches, is instantiated
-    SIM_EVENT_REPLAY,     // first replay of graph `index`
+    SIM_EVENT_REPLAY,     // first replay of any graph
     SIM_EVENT_FOREIGN,    // asked whenever memory is counted: what other processes hold now
 };
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/device/sim_pages.h"
 
+#include "common/bounds.h"
 #include "common/invariant.h"
 #include "common/memory.h"
 #include <sys/mman.h>
 
 enum {
     RANGES_MAX = 64,
-    HANDLES_MAX = 65536 + 4096,    // chunks of a KV pool, and a few for each other line
+    HANDLES_MAX = BOUND_KV_CHUNKS + 4096,    // chunks of a KV pool, and a few for each other line
 };
 
 struct range {

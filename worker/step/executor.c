@@ -40,13 +40,20 @@ uint32_t executor_bucket_launches(const struct model *model, const struct ops *o
     struct forward_step forward = {.step = &step, .kv = kv, .tiles = *tiles};
     struct reader reader;
     reader_init_measure(&reader, ops, ctx);
+    struct model_shard shard = model_view(model)->shard;
+    struct collective group;
+    if (shard.world > 1) {
+        collective_init_loopback(&group, shard.rank, shard.world);
+        reader.collective = &group;
+    }
     model_forward(model, &reader, &forward);
-    return reader_launch_count(&reader);
+    return reader_launch_count(&reader) + (shard.world > 1 ? group.message_count : 0);
 }
 
-size_t executor_workspace_bytes(const struct model *model, const struct ops *ops,
-                                const struct op_ctx *ctx, const struct op_kv_layout *kv,
-                                const struct plan_limits *limits, const struct tiles *tiles) {
+// The worst step of the envelope, measured.
+static void measure(const struct model *model, const struct ops *ops, const struct op_ctx *ctx,
+                    const struct op_kv_layout *kv, const struct plan_limits *limits,
+                    const struct tiles *tiles, struct collective *group, struct reader *reader) {
     const struct envelope *e = &limits->envelope;
     struct op_step step = {
         .row_count = e->tokens,
@@ -60,10 +67,31 @@ size_t executor_workspace_bytes(const struct model *model, const struct ops *ops
         .kv = kv,
         .tiles = *tiles,
     };
+    reader_init_measure(reader, ops, ctx);
+    reader->collective = group;
+    model_forward(model, reader, &forward);
+}
+
+size_t executor_workspace_bytes(const struct model *model, const struct ops *ops,
+                                const struct op_ctx *ctx, const struct op_kv_layout *kv,
+                                const struct plan_limits *limits, const struct tiles *tiles) {
     struct reader reader;
-    reader_init_measure(&reader, ops, ctx);
-    model_forward(model, &reader, &forward);
+    measure(model, ops, ctx, kv, limits, tiles, NULL, &reader);
     return reader_peak_bytes(&reader);
+}
+
+uint64_t executor_message_bytes(const struct model *model, const struct ops *ops,
+                                const struct op_ctx *ctx, const struct op_kv_layout *kv,
+                                const struct plan_limits *limits, const struct tiles *tiles) {
+    struct model_shard shard = model_view(model)->shard;
+    if (shard.world == 1) {
+        return 0;
+    }
+    struct collective group;
+    struct reader reader;
+    collective_init_loopback(&group, shard.rank, shard.world);
+    measure(model, ops, ctx, kv, limits, tiles, &group, &reader);
+    return collective_buffer_bytes(&group);
 }
 
 enum status executor_create(const struct executor_options *options, struct executor **out,

@@ -40,6 +40,11 @@ size_t executor_workspace_bytes(const struct model *model, const struct ops *ops
                                 const struct op_ctx *ctx, const struct op_kv_layout *kv,
                                 const struct plan_limits *limits, const struct tiles *tiles);
 
+// Device memory that the messages between the ranks need in that step; 0 in a group of one.
+uint64_t executor_message_bytes(const struct model *model, const struct ops *ops,
+                                const struct op_ctx *ctx, const struct op_kv_layout *kv,
+                                const struct plan_limits *limits, const struct tiles *tiles);
+
 // Buckets of sequences that decode together: 8, 16, 32 ... up to the first that holds `rows_max`
 // (the fewer of the envelope's sequences and tokens), the last one clipped to it.
 uint32_t executor_bucket_count(uint32_t rows_max);
