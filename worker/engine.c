@@ -183,19 +183,25 @@ static bool head_matches(const struct weights_head *head, const struct weights_h
     return memcmp(head, want, offsetof(struct weights_head, complete)) == 0 && head->complete == 1;
 }
 
-static enum status map_new(struct engine *engine, enum ledger_id line, int fd,
+static enum status map_new(struct engine *engine, enum ledger_id line, uint64_t bytes, int fd,
                            struct device_range *out, struct error *err) {
-    uint64_t bytes = engine->plan.bytes[line];
     TRY(engine->table->reserve(engine->device, line, bytes, fd, out, err));
     return engine->table->map(engine->device, out, bytes, err);
 }
 
 // Attaches to weights that a process before us loaded, or loads them.
 static enum status load_weights(struct engine *engine, struct error *err) {
-    TRY(map_new(engine, LEDGER_WEIGHTS, engine->options.weights_fd, &engine->weights_range, err));
+    const struct memory_plan *plan = &engine->plan;
+    uint64_t bytes = memory_plan_weight_bytes(plan);
+    TRY(map_new(engine, LEDGER_WEIGHTS, bytes, engine->options.weights_fd, &engine->weights_range,
+                err));
+    for (unsigned kind = MODEL_KIND_EMBEDDING; kind < MODEL_KIND_COUNT; kind++) {
+        enum ledger_id line = memory_plan_kind_line((enum model_kind)kind);
+        memory_ledger_move(&engine->ledger, LEDGER_WEIGHTS, line, plan->bytes[line]);
+    }
     uint8_t *memory = engine->weights_range.base;
     struct weights_head *head = (struct weights_head *)(void *)memory;
-    struct weights_head want = {.bytes = engine->plan.bytes[LEDGER_WEIGHTS]};
+    struct weights_head want = {.bytes = bytes};
     memcpy(want.magic, WEIGHTS_MAGIC, sizeof want.magic);
     snprintf(want.build, sizeof want.build, "%s", VERSION_BUILD);
     snprintf(want.digest, sizeof want.digest, "%s", engine->digest);
@@ -266,9 +272,10 @@ static void write_seal(struct engine *engine) {
 // ---- steps, graphs and rehearsals --------------------------------------------------------------
 
 static enum status map_workspace(struct engine *engine, struct error *err) {
-    TRY(map_new(engine, LEDGER_WORKSPACE, -1, &engine->workspace, err));
-    TRY(map_new(engine, LEDGER_STEP, -1, &engine->step, err));
-    return map_new(engine, LEDGER_SAMPLER, -1, &engine->sampler, err);
+    const uint64_t *bytes = engine->plan.bytes;
+    TRY(map_new(engine, LEDGER_WORKSPACE, bytes[LEDGER_WORKSPACE], -1, &engine->workspace, err));
+    TRY(map_new(engine, LEDGER_STEP, bytes[LEDGER_STEP], -1, &engine->step, err));
+    return map_new(engine, LEDGER_SAMPLER, bytes[LEDGER_SAMPLER], -1, &engine->sampler, err);
 }
 
 // Addresses for all the KV there could ever be, and so much memory as the first rehearsal uses.

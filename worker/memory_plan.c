@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/memory_plan.h"
 
+#include "common/invariant.h"
 #include "common/log.h"
 #include "worker/step/rehearsal.h"
 #include <string.h>
@@ -39,6 +40,19 @@ static void set_limits(const struct engine_options *o, const struct model *model
         .kv_blocks = 1,
         .vocabulary = model_config(model)->vocabulary,
     };
+}
+
+enum ledger_id memory_plan_kind_line(enum model_kind kind) {
+    INVARIANT(kind > MODEL_KIND_OTHER && kind < MODEL_KIND_COUNT);
+    return (enum ledger_id)(LEDGER_WEIGHTS_EMBEDDING + (kind - MODEL_KIND_EMBEDDING));
+}
+
+uint64_t memory_plan_weight_bytes(const struct memory_plan *plan) {
+    uint64_t sum = plan->bytes[LEDGER_WEIGHTS];
+    for (unsigned kind = MODEL_KIND_EMBEDDING; kind < MODEL_KIND_COUNT; kind++) {
+        sum += plan->bytes[memory_plan_kind_line((enum model_kind)kind)];
+    }
+    return sum;
 }
 
 struct workspace_question {
@@ -94,14 +108,20 @@ static void plan_lines(const struct engine_options *o, const struct model *model
                        const struct memory_ledger *ledger, struct memory_plan *plan) {
     const struct envelope *e = &plan->limits.envelope;
     memcpy(plan->bytes, ledger->bytes, sizeof plan->bytes);    // what opening the device took
-    plan->bytes[LEDGER_WEIGHTS] = MEMORY_PLAN_HEAD_BYTES + model_bytes(model);
+    plan->bytes[LEDGER_WEIGHTS] =
+        page_round(table, device, MEMORY_PLAN_HEAD_BYTES + model_bytes(model));
+    for (unsigned kind = MODEL_KIND_EMBEDDING; kind < MODEL_KIND_COUNT; kind++) {
+        uint64_t bytes = model_kind_bytes(model, (enum model_kind)kind);
+        plan->bytes[LEDGER_WEIGHTS] -= bytes;
+        plan->bytes[memory_plan_kind_line((enum model_kind)kind)] = bytes;
+    }
     plan->bytes[LEDGER_WORKSPACE] = plan->workspace_bytes;
     plan->bytes[LEDGER_STEP] = batch_step_bytes(&plan->limits);
     plan->bytes[LEDGER_SAMPLER] = (uint64_t)e->seqs * e->seq_tokens * sizeof(int32_t);
     plan->bytes[LEDGER_COMM_ARENA] = executor_message_bytes(
         model, table->ops(device), table->ctx(device), &plan->kv, &plan->limits, &plan->tiles);
-    static const enum ledger_id MAPPED[] = {LEDGER_WEIGHTS, LEDGER_WORKSPACE, LEDGER_STEP,
-                                            LEDGER_SAMPLER, LEDGER_COMM_ARENA};
+    static const enum ledger_id MAPPED[] = {LEDGER_WORKSPACE, LEDGER_STEP, LEDGER_SAMPLER,
+                                            LEDGER_COMM_ARENA};
     for (unsigned i = 0; i < sizeof MAPPED / sizeof *MAPPED; i++) {
         plan->bytes[MAPPED[i]] = page_round(table, device, plan->bytes[MAPPED[i]]);
     }
@@ -135,6 +155,17 @@ static void note_lines(const struct memory_plan *plan, struct memory_ledger *led
 static enum status try_lines(const struct memory_plan *plan, const struct memory_ledger *ledger,
                              struct error *err) {
     struct memory_ledger trial = *ledger;
+    uint64_t weights = memory_plan_weight_bytes(plan), have = memory_ledger_free(ledger);
+    if (weights > have) {
+        error_hint(err, "spread the model over more ranks with --tensor-parallel-size, or take one "
+                        "with smaller weights");
+        return error_set(err, STATUS_EXHAUSTED,
+                         "ledger line 'weights' needs %.1f MiB, %.1f MiB of the budget of %.1f MiB "
+                         "are free: %.1f MiB (%llu bytes) are missing",
+                         (double)weights / MIB, (double)have / MIB,
+                         (double)ledger->budget_bytes / MIB, (double)(weights - have) / MIB,
+                         (unsigned long long)(weights - have));
+    }
     for (unsigned i = 0; i < LEDGER_COUNT; i++) {
         TRY(memory_ledger_charge(&trial, (enum ledger_id)i, plan->bytes[i] - ledger->bytes[i],
                                  err));

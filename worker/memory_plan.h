@@ -41,6 +41,10 @@ enum status memory_plan_make(const struct engine_options *options, const struct 
                              struct memory_ledger *ledger, struct memory_plan *out,
                              struct error *err) MUST_USE;
 
+// The line that weights of a kind are handed to; and all of them with what stays in their own.
+enum ledger_id memory_plan_kind_line(enum model_kind kind);
+uint64_t memory_plan_weight_bytes(const struct memory_plan *plan);
+
 uint64_t memory_plan_fixed_bytes(const struct memory_plan *plan);    // every line but the pool
 
 // The pool for `kv_bytes`: whole chunks, blocks, and, where the length was not given, the longest

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the unit suites: all of them, or those whose names contain one of the arguments.
+#include "common/log.h"
 #include "tests/unit/suites.h"
 
 #include <stdbool.h>
@@ -20,6 +21,7 @@ static bool wanted(const char *name, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+    log_configure(LOG_LEVEL_ERROR, LOG_FORMAT_LOGFMT);
     SRunner *runner = srunner_create(NULL);
 #define X(name, function)                                                                          \
     if (wanted(name, argc, argv)) {                                                                \

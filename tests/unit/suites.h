@@ -34,6 +34,9 @@
     X("controller/core", suite_core)                                                               \
     X("kernels/sample", suite_kernels_sample)                                                      \
     X("worker/device/thread_pool", suite_thread_pool)                                              \
+    X("worker/device/device_cpu", suite_device_cpu)                                                \
+    X("worker/step/executor", suite_executor)                                                      \
+    X("worker/engine_start", suite_engine_start)                                                   \
     X("worker/engine", suite_engine)                                                               \
     X("worker/plan_report", suite_plan_report)                                                     \
     X("controller/http/http_parse", suite_http_parse)                                              \

@@ -34,7 +34,7 @@
     X(COMM_NVLS, "communicators: nvls", false)                                                     \
     X(COMM_P2P, "communicators: send/recv", false)                                                 \
     X(COMM_ARENA, "communicators: arena", true)                                                    \
-    X(WEIGHTS, "weights", true)                                                                    \
+    X(WEIGHTS, "weights: other", true)                                                             \
     X(WEIGHTS_EMBEDDING, "weights: embedding", true)                                               \
     X(WEIGHTS_ATTENTION, "weights: attention", true)                                               \
     X(WEIGHTS_MLP, "weights: mlp", true)                                                           \

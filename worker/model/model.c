@@ -22,6 +22,7 @@ struct model_item {
     struct op_weight *weight;    // matrix, or
     const float **vector;        // float32 vector
     enum model_split split;
+    enum model_kind kind;
     uint32_t rows, cols;             // of this rank
     struct weights_tensor source;    // of the whole model; no data in a model of shapes only
     size_t offset;
@@ -42,6 +43,7 @@ struct model {
     uint32_t position_count;
     size_t rope_offset;
     size_t bytes;
+    size_t kind_bytes[MODEL_KIND_COUNT];
     uint8_t *memory;
     uint64_t parameters, source_bytes;
 };
@@ -51,22 +53,25 @@ struct model {
 struct tensor_name {
     const char *gguf;
     const char *hf;
+    enum model_kind kind;
 };
 
-static const struct tensor_name name_embed = {"token_embd", "model.embed_tokens"};
-static const struct tensor_name name_output = {"output", "lm_head"};
-static const struct tensor_name name_output_norm = {"output_norm", "model.norm"};
-static const struct tensor_name name_attn_norm = {"attn_norm", "input_layernorm"};
-static const struct tensor_name name_ffn_norm = {"ffn_norm", "post_attention_layernorm"};
-static const struct tensor_name name_q = {"attn_q", "self_attn.q_proj"};
-static const struct tensor_name name_k = {"attn_k", "self_attn.k_proj"};
-static const struct tensor_name name_v = {"attn_v", "self_attn.v_proj"};
-static const struct tensor_name name_o = {"attn_output", "self_attn.o_proj"};
-static const struct tensor_name name_q_norm = {"attn_q_norm", "self_attn.q_norm"};
-static const struct tensor_name name_k_norm = {"attn_k_norm", "self_attn.k_norm"};
-static const struct tensor_name name_gate = {"ffn_gate", "mlp.gate_proj"};
-static const struct tensor_name name_up = {"ffn_up", "mlp.up_proj"};
-static const struct tensor_name name_down = {"ffn_down", "mlp.down_proj"};
+static const struct tensor_name name_embed = {"token_embd", "model.embed_tokens",
+                                              MODEL_KIND_EMBEDDING};
+static const struct tensor_name name_output = {"output", "lm_head", MODEL_KIND_EMBEDDING};
+static const struct tensor_name name_output_norm = {"output_norm", "model.norm", MODEL_KIND_OTHER};
+static const struct tensor_name name_attn_norm = {"attn_norm", "input_layernorm", MODEL_KIND_OTHER};
+static const struct tensor_name name_ffn_norm = {"ffn_norm", "post_attention_layernorm",
+                                                 MODEL_KIND_OTHER};
+static const struct tensor_name name_q = {"attn_q", "self_attn.q_proj", MODEL_KIND_ATTENTION};
+static const struct tensor_name name_k = {"attn_k", "self_attn.k_proj", MODEL_KIND_ATTENTION};
+static const struct tensor_name name_v = {"attn_v", "self_attn.v_proj", MODEL_KIND_ATTENTION};
+static const struct tensor_name name_o = {"attn_output", "self_attn.o_proj", MODEL_KIND_ATTENTION};
+static const struct tensor_name name_q_norm = {"attn_q_norm", "self_attn.q_norm", MODEL_KIND_OTHER};
+static const struct tensor_name name_k_norm = {"attn_k_norm", "self_attn.k_norm", MODEL_KIND_OTHER};
+static const struct tensor_name name_gate = {"ffn_gate", "mlp.gate_proj", MODEL_KIND_MLP};
+static const struct tensor_name name_up = {"ffn_up", "mlp.up_proj", MODEL_KIND_MLP};
+static const struct tensor_name name_down = {"ffn_down", "mlp.down_proj", MODEL_KIND_MLP};
 
 enum { LAYER_NONE = -1 };
 
@@ -115,9 +120,11 @@ static struct model_item *next_item(struct model *model) {
 }
 
 static void place(struct model *model, struct model_item *item, size_t bytes) {
+    size_t room = (bytes + WEIGHT_ALIGNMENT - 1) & ~(size_t)(WEIGHT_ALIGNMENT - 1);
     item->offset = model->bytes;
     item->bytes = bytes;
-    model->bytes += (bytes + WEIGHT_ALIGNMENT - 1) & ~(size_t)(WEIGHT_ALIGNMENT - 1);
+    model->bytes += room;
+    model->kind_bytes[item->kind] += room;
     model->parameters += item->source.rows * item->source.cols;
     model->source_bytes += item->source.byte_count;
 }
@@ -148,6 +155,7 @@ static enum status add_matrix(struct model *model, const struct weights *weights
     }
     *weight = (struct op_weight){item->source.dtype, part.rows, part.cols, NULL};
     item->weight = weight;
+    item->kind = name->kind;
     item->split = model->view.shard.world == 1 ? MODEL_SPLIT_COPY : piece.split;
     item->rows = part.rows;
     item->cols = part.cols;
@@ -166,6 +174,7 @@ static enum status add_vector(struct model *model, const struct weights *weights
                          dtype_name(item->source.dtype));
     }
     item->vector = vector;
+    item->kind = name->kind;
     item->split = MODEL_SPLIT_COPY;
     item->rows = 1;
     item->cols = count;
@@ -397,6 +406,10 @@ const struct model_view *model_view(const struct model *model) {
 
 size_t model_bytes(const struct model *model) {
     return model->bytes;
+}
+
+size_t model_kind_bytes(const struct model *model, enum model_kind kind) {
+    return model->kind_bytes[kind];
 }
 
 uint64_t model_parameters(const struct model *model) {

@@ -26,6 +26,16 @@
 
 struct model;
 
+// What a weight is for: how the ledger tells them apart.
+enum model_kind {
+    MODEL_KIND_OTHER,    // norms
+    MODEL_KIND_EMBEDDING,
+    MODEL_KIND_ATTENTION,
+    MODEL_KIND_MLP,
+    MODEL_KIND_EXPERTS,
+    MODEL_KIND_COUNT,
+};
+
 // Which part of a model a rank holds. {0, 1} is all of it.
 struct model_shard {
     uint32_t rank, world;
@@ -65,7 +75,8 @@ enum status model_create(const struct weights *weights, const struct ops *ops,
 void model_destroy(struct model *model);
 
 const struct model_config *model_config(const struct model *model);    // of the whole model
-size_t model_bytes(const struct model *model);           // this rank: weights, norms, rotary table
+size_t model_bytes(const struct model *model);    // this rank: weights, norms, rotary table
+size_t model_kind_bytes(const struct model *model, enum model_kind kind);    // without the table
 uint64_t model_parameters(const struct model *model);    // whole, as published totals count them
 
 // The tensors of this rank, in the order they lie in memory.
