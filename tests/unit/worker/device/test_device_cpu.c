@@ -24,7 +24,8 @@ struct fixture {
 
 static void init(struct fixture *f, uint64_t device_bytes, uint64_t budget_bytes) {
     memory_ledger_init(&f->ledger, device_bytes, budget_bytes);
-    struct device_options options = {"cpu", 1, "auto", &f->ledger};
+    struct device_options options = {
+        .name = "cpu", .thread_count = 1, .isa = "auto", .ledger = &f->ledger};
     struct error err = {0};
     ck_assert_int_eq(device_cpu.open(&options, &f->device, &err), STATUS_OK);
 }

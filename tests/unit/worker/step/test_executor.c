@@ -86,7 +86,8 @@ static void init(struct fixture *f, const struct tiny_model *tiny) {
     snprintf(f->path, sizeof f->path, "/tmp/tare-test-executor-%d.gguf", (int)getpid());
     tiny_model_write(tiny, f->path);
     memory_ledger_init(&f->ledger, 64 * MIB, 64 * MIB);
-    struct device_options options = {"cpu", 2, "auto", &f->ledger};
+    struct device_options options = {
+        .name = "cpu", .thread_count = 2, .isa = "auto", .ledger = &f->ledger};
     ck_assert_int_eq(device_cpu.open(&options, &f->device, &err), STATUS_OK);
     struct weights *weights = NULL;
     ck_assert_int_eq(weights_open(f->path, &weights, &err), STATUS_OK);
