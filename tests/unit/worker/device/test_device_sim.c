@@ -119,8 +119,12 @@ static uint64_t line_bytes(const struct engine *engine, enum ledger_id line) {
 
 // Every line that the worker planned and mapped itself.
 static uint64_t mapped_bytes(const struct engine *engine) {
-    return line_bytes(engine, LEDGER_WEIGHTS) + line_bytes(engine, LEDGER_WORKSPACE) +
-           line_bytes(engine, LEDGER_STEP) + line_bytes(engine, LEDGER_SAMPLER);
+    uint64_t sum = line_bytes(engine, LEDGER_WORKSPACE) + line_bytes(engine, LEDGER_STEP) +
+                   line_bytes(engine, LEDGER_SAMPLER);
+    for (unsigned line = LEDGER_WEIGHTS; line <= LEDGER_WEIGHTS_EXPERTS; line++) {
+        sum += line_bytes(engine, (enum ledger_id)line);
+    }
+    return sum;
 }
 
 static uint64_t whole(uint64_t bytes, uint64_t unit) {
