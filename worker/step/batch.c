@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/step/batch.h"
 
+#include "common/hash.h"
 #include "common/invariant.h"
 #include "common/memory.h"
 #include <string.h>
@@ -570,6 +571,26 @@ void batch_commit(struct batch *batch, struct result_row *rows) {
             take_token(batch, row->slot, row->position, drawn->token);
         }
     }
+}
+
+static uint64_t mix(uint64_t digest, const void *bytes, size_t byte_count) {
+    return hash_u64(digest ^ hash_bytes(bytes, byte_count));
+}
+
+uint64_t batch_digest(const struct batch *batch) {
+    const struct envelope *e = &batch->limits.envelope;
+    uint64_t digest = 0;
+    for (uint32_t i = 0; i < e->seqs; i++) {
+        const struct slot *slot = &batch->slots[i];
+        const uint32_t facts[] = {
+            (uint32_t)slot->state, slot->paused,  slot->gen,         slot->len,
+            slot->prompt_tokens,   slot->len_max, slot->block_count, (uint32_t)slot->last_token};
+        digest = mix(digest, facts, sizeof facts);
+        digest = mix(digest, &slot->sampling, sizeof slot->sampling);
+        digest = mix(digest, slot->bias, BOUND_LOGIT_BIAS * sizeof *slot->bias);
+    }
+    return mix(digest, batch->slot_blocks,
+               (size_t)e->seqs * e->blocks_per_seq * sizeof *batch->slot_blocks);
 }
 
 void batch_audit(const struct batch *batch) {

@@ -62,6 +62,10 @@ struct op_sample_row *batch_sample_rows(struct batch *batch);
 // per logit row. `rows` has room for batch_logit_count entries; alternatives point into the batch.
 void batch_commit(struct batch *batch, struct result_row *rows);
 
+// A number over all that outlives a step: every slot with its blocks and sampling. Equal before and
+// after a refused plan.
+uint64_t batch_digest(const struct batch *batch);
+
 // Tests: walks the table and checks all that must hold.
 void batch_audit(const struct batch *batch);
 
