@@ -54,13 +54,21 @@ static void try_number(struct report *report, const char *option, uint32_t value
     try_knob(report, option, text, &changed);
 }
 
-// Half of the step's buffers: smaller tiles for more KV.
+// Smaller tiles for more KV: half of the step's buffers, or the first of 3/4 and 7/8 that is
+// possible.
 static void try_workspace(struct report *report) {
     struct engine_options next = *report->options;
-    next.workspace_budget = (int64_t)(report->plan.workspace_bytes / 2);
+    uint64_t now = report->plan.workspace_bytes;
     char text[VALUE_BYTES];
-    snprintf(text, sizeof text, "%lld", (long long)next.workspace_budget);
-    try_knob(report, "--workspace-budget", text, &next);
+    for (uint64_t less = now / 2; less > now / 16; less /= 2) {
+        next.workspace_budget = (int64_t)(now - less);
+        snprintf(text, sizeof text, "%lld", (long long)next.workspace_budget);
+        try_knob(report, "--workspace-budget", text, &next);
+        if (report->knobs[report->knob_count - 1].status == STATUS_OK) {
+            return;
+        }
+        report->knob_count--;    // below the smallest tiles
+    }
 }
 
 // Half and double of the step's tokens and of the sequences, the other KV type, half the context,

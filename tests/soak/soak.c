@@ -5,8 +5,8 @@
 //
 //   soak STEPS     prints one JSON object; exit code 1 with the reason when a claim does not hold
 //
-// The model: llama, hidden 64, 2 layers, vocabulary 256; steps of up to 32 tokens, in a workspace
-// so small that every buffer is tiled. The last step fills tokens, sequences, logit rows and KV
+// The model: llama, hidden 64, 2 layers, vocabulary 256; steps of up to 32 tokens, in the
+// smallest workspace there is for them. The last step fills tokens, sequences, logit rows and KV
 // blocks to the brim. Run with interpose.so preloaded, else only the heap's door is watched and
 // memory is not compared.
 #include "common/clock.h"
@@ -36,9 +36,9 @@ enum {
     VOCABULARY = 256,
     CHECK_EVERY = 512,    // sequences between two that are computed again
     RSS_EVERY = 1000,     // steps
+    STEPS_MIN = 10000,    // with fewer no sequence may be checked
 };
 static const int64_t RSS_SLACK_BYTES = 2 * 1024 * 1024;
-static const int64_t WORKSPACE_BYTES = 146 * 1024;
 
 static const struct tiny_model model = {"llama", 2, 64, 96, 4, 2, 16, VOCABULARY, 128};
 
@@ -111,16 +111,14 @@ static void look_at_memory(struct soak *soak) {
     soak->furthest_bytes = apart > soak->furthest_bytes ? apart : soak->furthest_bytes;
 }
 
-static struct engine *start(const char *path, const char *isa, uint32_t threads,
-                            int64_t workspace) {
-    struct engine_options options = {
+static struct engine_options options_for(const char *path, const char *isa, uint32_t threads) {
+    return (struct engine_options){
         .model_path = path,
         .device = "cpu",
         .isa = isa,
         .threads = threads,
         .device_memory = 16 * 1024 * 1024,
         .utilization = 1.0,
-        .workspace_budget = workspace,
         .kv_bytes = (int64_t)BLOCKS * BLOCK * 2 * 2 * 2 * 16 * 2,    // layers, K and V, heads, dims
         .kv_dtype = DTYPE_F16,
         .block_tokens = BLOCK,
@@ -130,15 +128,42 @@ static struct engine *start(const char *path, const char *isa, uint32_t threads,
         .weights_fd = -1,
         .kv_fd = -1,
     };
+}
+
+static struct engine *start(const struct engine_options *options) {
     struct engine *engine = NULL;
     struct error err = {0};
-    if (engine_create(&options, &engine, &err) != STATUS_OK) {
+    if (engine_create(options, &engine, &err) != STATUS_OK) {
         die(err.message);
     }
     if (engine_capacity(engine)->kv_blocks < BLOCKS) {
         die("the pool has fewer blocks than the sequences need");
     }
     return engine;
+}
+
+// A workspace little larger than the smallest tiles need.
+static int64_t tight_workspace(struct engine_options options) {
+    struct weights *weights = NULL;
+    struct engine_plan plan;
+    struct error err = {0};
+    if (weights_open(options.model_path, &weights, &err) != STATUS_OK) {
+        die(err.message);
+    }
+    int64_t budget = 0;
+    struct tiles tiles = {0};
+    options.workspace_budget = 1024 * 1024;
+    while (engine_plan(&options, weights, &plan, &err) == STATUS_OK) {
+        budget = options.workspace_budget;
+        tiles = plan.tiles;
+        options.workspace_budget -= budget / 64;
+    }
+    weights_close(weights);
+    if (tiles.attention_parts == 0 ||
+        tiles.attention_parts >= OP_ATTENTION_PARTS_PER_THREAD * options.threads) {
+        die("the workspace is not tight");
+    }
+    return budget;
 }
 
 // ---- one random plan ---------------------------------------------------------------------------
@@ -481,7 +506,8 @@ struct planted_device {
 };
 
 static enum status plant_open(struct planted_device *p, struct error *err) {
-    struct device_options options = {"cpu", 1, "scalar", &p->ledger};
+    struct device_options options = {
+        .name = "cpu", .thread_count = 1, .isa = "scalar", .ledger = &p->ledger};
     return p->table->open(&options, &p->device, err);
 }
 
@@ -564,9 +590,12 @@ static void set_up(struct soak *soak) {
     snprintf(path, sizeof path, "/tmp/tare-soak-%d.gguf", (int)getpid());
     tiny_model_write(&model, path);
     rng_init(&soak->rng, 11);
-    soak->alone = start(path, "scalar", 1, 0);
+    struct engine_options alone = options_for(path, "scalar", 1);
+    soak->alone = start(&alone);
+    struct engine_options options = options_for(path, "auto", 2);
+    options.workspace_budget = tight_workspace(options);
     soak->outside_bytes = resident_bytes();
-    soak->engine = start(path, "auto", 2, WORKSPACE_BYTES);
+    soak->engine = start(&options);
     remove(path);
     for (uint32_t i = 0; i < BLOCKS; i++) {
         soak->free_blocks[soak->free_count++] = i;
@@ -607,8 +636,8 @@ static void check_claims(const struct soak *soak, bool interposed, uint64_t allo
 
 int main(int argc, char **argv) {
     uint64_t steps = argc > 1 ? strtoull(argv[1], NULL, 10) : 0;
-    if (steps < 1000) {
-        fprintf(stderr, "usage: soak STEPS, at least 1000\n");
+    if (steps < STEPS_MIN) {
+        fprintf(stderr, "usage: soak STEPS, at least %d\n", STEPS_MIN);
         return 64;
     }
     static struct soak soak;

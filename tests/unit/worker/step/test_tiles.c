@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Goal: tiles change no bit of any result, and the ones that are chosen are the largest that a
 // budget buys. Method: one forward function run with a grid of tiles, in an arena of exactly the
-// measured bytes, on every operation table, against the scalar one with everything at once; then
-// choices for every budget of a model whose need is measured, each tile tried one larger.
+// measured bytes, on every operation table, against the scalar one with everything at once; replays
+// of captured steps against eager ones; then choices for every budget of a model whose need is
+// measured, each tile tried one larger.
 #include "worker/step/tiles.h"
 
 #include "common/memory.h"
@@ -10,6 +11,7 @@
 #include "tests/support/tiny_model.h"
 #include "tests/unit/suites.h"
 #include "worker/device/thread_pool.h"
+#include "worker/engine.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -23,6 +25,11 @@ enum {
     TOP = 3,
     CONTEXT = STRIDE * BLOCK,
 };
+#ifdef TARE_SLOW_CHECKS
+enum { GRID_STEP = 4 };
+#else
+enum { GRID_STEP = 1 };
+#endif
 // Rows of each sequence in the first step: one with positions past the first span of attention.
 static const uint32_t lengths[SEQS] = {70, 1, 333};
 static const struct tiny_model models[] = {
@@ -180,7 +187,7 @@ START_TEST(every_tile_size_gives_the_same_bits) {
             continue;
         }
         world_init(&w, &models[_i], tables[t], t == 1 ? 3 : 2);
-        for (uint32_t g = 0; g < GRID_COUNT; g++) {
+        for (uint32_t g = 1; g < GRID_COUNT; g += GRID_STEP) {
             const struct tiles *tiles = &grid[g];
             ck_assert_uint_eq(run(&w, tiles, got), count);
             for (uint32_t r = 0; r < count; r++) {
@@ -191,6 +198,119 @@ START_TEST(every_tile_size_gives_the_same_bits) {
             }
         }
         world_deinit(&w);
+    }
+}
+END_TEST
+
+// ---- captured steps ----------------------------------------------------------------------------
+
+enum { STREAMS = 20, STREAM_PROMPT = 5, DECODES = 10, STREAM_ROWS = STREAMS * (DECODES + 1) };
+static const struct tiny_model wide_model = {"llama", 2, 64, 640, 4, 2, 16, 6000, 256};
+
+static struct engine *start(const char *path, int64_t budget, bool eager, struct tiles *tiles) {
+    struct engine_options options = {
+        .model_path = path,
+        .device = "cpu",
+        .isa = "auto",
+        .threads = 2,
+        .workspace_budget = budget,
+        .kv_bytes = 1024 * 1024,
+        .kv_dtype = DTYPE_F16,
+        .block_tokens = BLOCK,
+        .seqs = STREAMS,
+        .step_tokens = STREAMS * STREAM_PROMPT,
+        .model_len = 2 * BLOCK,
+        .enforce_eager = eager,
+        .weights_fd = -1,
+        .kv_fd = -1,
+    };
+    struct engine *engine = NULL;
+    struct engine_plan plan;
+    struct weights *weights = NULL;
+    struct error err = {0};
+    ck_assert_int_eq(weights_open(path, &weights, &err), STATUS_OK);
+    ck_assert_msg(engine_plan(&options, weights, &plan, &err) == STATUS_OK, "%s", err.message);
+    weights_close(weights);
+    ck_assert_msg(engine_create(&options, &engine, &err) == STATUS_OK, "%s", err.message);
+    *tiles = plan.tiles;
+    return engine;
+}
+
+static uint32_t take_rows(struct executor *executor, struct plan *plan, struct result_row *out) {
+    struct step_result result;
+    executor_run(executor, plan, &result);
+    ck_assert_msg(result.status == RESULT_STATUS_OK, "%s", result.message);
+    memcpy(out, result.rows, result.row_count * sizeof *out);
+    return result.row_count;
+}
+
+// All prompts at once, then steps in which one sequence after the other ends.
+static uint32_t run_streams(struct engine *engine, struct result_row *out) {
+    struct executor *executor = engine_executor(engine);
+    struct plan_admit admits[STREAMS];
+    struct plan_prefill chunks[STREAMS];
+    int32_t tokens[STREAM_PROMPT + STREAMS];
+    uint32_t blocks[STREAMS];
+    for (uint32_t i = 0; i < STREAM_PROMPT + STREAMS; i++) {
+        tokens[i] = (int32_t)(i * 131 % 6000);
+    }
+    for (uint32_t i = 0; i < STREAMS; i++) {
+        blocks[i] = STREAMS - 1 - i;
+        admits[i] = (struct plan_admit){.ref = {i, 1},
+                                        .prompt_tokens = STREAM_PROMPT,
+                                        .len_max = BLOCK,
+                                        .block_count = 1,
+                                        .blocks = &blocks[i],
+                                        .sampling = {.temperature = i % 2 == 0 ? 0.0f : 0.9f,
+                                                     .top_p = 0.95f,
+                                                     .repetition_penalty = 1.0f,
+                                                     .seed = i,
+                                                     .want_logprobs = true}};
+        chunks[i] = (struct plan_prefill){{i, 1}, 0, STREAM_PROMPT, tokens + i, -1, true};
+    }
+    struct plan plan = {.epoch = 1,
+                        .seq = 1,
+                        .admit_count = STREAMS,
+                        .prefill_count = STREAMS,
+                        .admits = admits,
+                        .prefills = chunks};
+    executor_reset(executor, 1);
+    uint32_t count = take_rows(executor, &plan, out);
+    for (uint32_t i = 1; i < DECODES; i++) {
+        struct plan_retire ended = {{i, 1}};
+        plan = (struct plan){.epoch = 1,
+                             .seq = i + 1,
+                             .decode_rows = STREAMS - i,
+                             .retire_count = 1,
+                             .retires = &ended};
+        count += take_rows(executor, &plan, out + count);
+    }
+    return count;
+}
+
+START_TEST(captured_steps_in_tiles_have_the_same_bits) {
+    static struct result_row want[STREAM_ROWS], got[STREAM_ROWS];
+    char path[64];
+    struct tiles whole, tiled;
+    snprintf(path, sizeof path, "/tmp/tare-test-tiles-%d.gguf", (int)getpid());
+    tiny_model_write(&wide_model, path);
+    struct engine *engine = start(path, 64 * 1024 * 1024, true, &whole);
+    uint32_t count = run_streams(engine, want);
+    ck_assert_uint_eq(executor_replays(engine_executor(engine)), 0);
+    engine_destroy(engine);
+    engine = start(path, 320 * 1024, false, &tiled);
+    remove(path);
+    ck_assert_uint_ge(whole.logit_rows, STREAMS);
+    ck_assert_uint_lt(tiled.logit_rows, STREAMS / 2);
+    ck_assert_uint_lt(tiled.mlp_rows, STREAMS * STREAM_PROMPT / 2);
+    uint64_t rehearsed = executor_replays(engine_executor(engine));
+    ck_assert_uint_eq(run_streams(engine, got), count);
+    ck_assert_uint_eq(executor_replays(engine_executor(engine)) - rehearsed, DECODES - 1);
+    engine_destroy(engine);
+    for (uint32_t i = 0; i < count; i++) {
+        ck_assert_int_eq(got[i].token, want[i].token);
+        ck_assert_uint_eq(got[i].rank, want[i].rank);
+        ck_assert_mem_eq(&got[i].logprob, &want[i].logprob, sizeof want[i].logprob);
     }
 }
 END_TEST
@@ -311,6 +431,7 @@ Suite *suite_tiles(void) {
     TCase *bits = tcase_create("bits");
     tcase_set_timeout(bits, 120);
     tcase_add_loop_test(bits, every_tile_size_gives_the_same_bits, 0, MODEL_COUNT);
+    tcase_add_test(bits, captured_steps_in_tiles_have_the_same_bits);
     suite_add_tcase(suite, bits);
     TCase *choice = tcase_create("choice");
     tcase_add_test(choice, a_budget_buys_the_largest_tiles);
