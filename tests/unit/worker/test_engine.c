@@ -13,6 +13,7 @@
 #include "worker/step/tiles.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -211,6 +212,51 @@ START_TEST(a_plan_that_does_not_fit_names_the_line_and_the_bytes) {
 }
 END_TEST
 
+static enum status plan_of(const struct engine_options *options, struct engine_plan *plan,
+                           struct error *err) {
+    struct weights *weights = NULL;
+    ck_assert_int_eq(weights_open(options->model_path, &weights, NULL), STATUS_OK);
+    enum status status = engine_plan(options, weights, plan, err);
+    weights_close(weights);
+    return status;
+}
+
+START_TEST(a_workspace_budget_is_obeyed_or_refused) {
+    struct fixture f;
+    struct engine_plan plan;
+    struct error err = {0};
+    init(&f, &models[_i]);
+    f.options.workspace_budget = 1;
+    ck_assert_int_eq(plan_of(&f.options, &plan, &err), STATUS_EXHAUSTED);
+    ck_assert_ptr_nonnull(strstr(err.message, "ledger line 'workspace arena'"));
+    const char *needs = strstr(err.message, "needs ");
+    ck_assert_ptr_nonnull(needs);
+    unsigned long long smallest = strtoull(needs + strlen("needs "), NULL, 10);
+    f.options.workspace_budget = (int64_t)smallest - 1;
+    ck_assert_int_eq(plan_of(&f.options, &plan, NULL), STATUS_EXHAUSTED);
+    f.options.workspace_budget = (int64_t)smallest;
+    ck_assert_int_eq(plan_of(&f.options, &plan, NULL), STATUS_OK);
+    ck_assert_uint_eq(plan.workspace_bytes, smallest);
+    deinit(&f);
+}
+END_TEST
+
+START_TEST(without_a_budget_a_quarter_of_a_given_device_is_the_most) {
+    struct fixture f;
+    struct engine_plan plan, small;
+    struct error err = {0};
+    init(&f, &models[_i]);
+    f.options.step_tokens = 256;
+    ck_assert_int_eq(plan_of(&f.options, &plan, &err), STATUS_OK);
+    f.options.device_memory = (int64_t)plan.workspace_bytes * 4;
+    f.options.kv_bytes = 64 * 1024;
+    ck_assert_msg(plan_of(&f.options, &small, &err) == STATUS_OK, "%s", err.message);
+    ck_assert_uint_lt(small.workspace_bytes, plan.workspace_bytes);
+    ck_assert_uint_le(small.workspace_bytes, small.ledger.budget_bytes / 4);
+    deinit(&f);
+}
+END_TEST
+
 START_TEST(memory_that_ends_anywhere_ends_the_start_cleanly) {
     struct fixture f;
     init(&f, &models[_i]);
@@ -335,6 +381,9 @@ Suite *suite_engine(void) {
     tcase_set_timeout(start, 120);
     tcase_add_loop_test(start, a_plan_is_what_a_start_reports, 0, MODEL_COUNT);
     tcase_add_loop_test(start, a_plan_that_does_not_fit_names_the_line_and_the_bytes, 0,
+                        MODEL_COUNT);
+    tcase_add_loop_test(start, a_workspace_budget_is_obeyed_or_refused, 0, MODEL_COUNT);
+    tcase_add_loop_test(start, without_a_budget_a_quarter_of_a_given_device_is_the_most, 0,
                         MODEL_COUNT);
     tcase_add_loop_test(start, memory_that_ends_anywhere_ends_the_start_cleanly, 0, MODEL_COUNT);
     suite_add_tcase(suite, start);
