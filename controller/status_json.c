@@ -71,6 +71,12 @@ static void write_worker(const struct stats_view *s, struct buf *out) {
     put_count(out, "logprob_rows", c->envelope.logprob_rows);
     put_count(out, "draft_tokens", c->envelope.draft_tokens);
     close_object(out, "},");
+    buf_append_str(out, "\"tiles\":{");
+    put_count(out, "logit_rows", c->tiles.logit_rows);
+    put_count(out, "mlp_rows", c->tiles.mlp_rows);
+    put_count(out, "matmul_rows", c->tiles.matmul_rows);
+    put_count(out, "attention_parts", c->tiles.attention_parts);
+    close_object(out, "},");
     buf_append_str(out, "\"ledger\":[");
     for (uint32_t i = 0; i < c->line_count; i++) {
         buf_append_str(out, i == 0 ? "{" : ",{");

@@ -574,6 +574,12 @@ static enum status capacity_encode(const struct control_message *message, struct
     capacity.parameters = in->parameters;
     capacity.kv_dtype = mutable(in->kv_dtype);
     capacity.threads = in->threads;
+    Tare__Tiles tiles = TARE__TILES__INIT;
+    tiles.logit_rows = in->tiles.logit_rows;
+    tiles.mlp_rows = in->tiles.mlp_rows;
+    tiles.matmul_rows = in->tiles.matmul_rows;
+    tiles.attention_parts = in->tiles.attention_parts;
+    capacity.tiles = &tiles;
     void *items = NULL;
     capacity.n_lines = in->line_count;
     capacity.lines = pointer_array(scratch, in->line_count, sizeof **capacity.lines, &items);
@@ -663,8 +669,9 @@ static enum status hello_decode(const Tare__Hello *in, struct control_message *o
 
 static enum status capacity_decode(const Tare__Capacity *in, struct arena *arena,
                                    struct control_message *out, struct error *err) {
-    if (in->envelope == NULL || in->n_lines > BOUND_LEDGER_LINES) {
-        return broken(err, "a capacity report without envelope or with too many ledger lines");
+    if (in->envelope == NULL || in->tiles == NULL || in->n_lines > BOUND_LEDGER_LINES) {
+        return broken(err, "a capacity report without envelope or tiles, or with too many ledger "
+                           "lines");
     }
     struct ledger_line *lines = arena_array(arena, in->n_lines, sizeof *lines);
     if (lines == NULL) {
@@ -692,6 +699,10 @@ static enum status capacity_decode(const Tare__Capacity *in, struct arena *arena
         .parameters = in->parameters,
         .kv_dtype = in->kv_dtype,
         .threads = in->threads,
+        .tiles = {.logit_rows = in->tiles->logit_rows,
+                  .mlp_rows = in->tiles->mlp_rows,
+                  .matmul_rows = in->tiles->matmul_rows,
+                  .attention_parts = in->tiles->attention_parts},
         .line_count = (uint32_t)in->n_lines,
         .lines = lines,
     };

@@ -180,6 +180,16 @@ struct envelope {
     uint64_t attended_tokens;        // sum of the contexts over the sequences of one step
 };
 
+// How much of a step exists at once in the workspace; chosen by worker/step/tiles.h, reported for
+// people. Tiles group rows, or fixed spans of positions that are combined in order: results have
+// the same bits for every value >= 1.
+struct tiles {
+    uint32_t logit_rows;         // rows of logits
+    uint32_t mlp_rows;           // rows of the MLP's inner width
+    uint32_t matmul_rows;        // input rows that a product prepares
+    uint32_t attention_parts;    // results of spans that attention holds
+};
+
 struct ledger_line {
     const char *name;
     uint64_t bytes;
@@ -222,6 +232,7 @@ struct message_capacity {
     uint64_t parameters;
     const char *kv_dtype;
     uint32_t threads;
+    struct tiles tiles;
     uint32_t line_count;
     const struct ledger_line *lines;
 };

@@ -470,6 +470,7 @@ static void write_capacity(struct engine *engine, struct ledger_line *lines,
         .parameters = model_parameters(engine->model),
         .kv_dtype = plan->kv.dtype == DTYPE_F16 ? "float16" : "float32",
         .threads = engine->table->ctx(engine->device)->thread_count,
+        .tiles = plan->tiles,
         .line_count = LEDGER_COUNT,
         .lines = lines,
     };
@@ -563,7 +564,6 @@ enum status engine_plan(const struct engine_options *options, struct weights *we
         out->ledger = engine->ledger;
         out->fixed_bytes = memory_plan_fixed_bytes(&engine->plan);
         out->kv_bytes = engine->plan.kv_bytes;
-        out->tiles = engine->plan.tiles;
         out->workspace_bytes = engine->plan.workspace_bytes;
         out->isa = engine_isa(engine);
         status = capacity_validate(&out->capacity, err);

@@ -62,8 +62,7 @@ struct engine_plan {
     struct ledger_line lines[LEDGER_COUNT];
     uint64_t fixed_bytes;    // every line but the KV pool
     uint64_t kv_bytes;
-    struct tiles tiles;          // of the step's buffers
-    uint64_t workspace_bytes;    // what these need
+    uint64_t workspace_bytes;    // what the tiles of the capacity report need
     const char *isa;             // operation table that would run
 };
 // `weights`: an open model, kept by the caller. EXHAUSTED when it does not fit, naming the line.

@@ -162,8 +162,8 @@ static void write_text(const struct report *report, struct buf *out) {
                e->logit_rows, e->logprob_rows);
     buf_printf(
         out, "tiles    %u logit rows, %u MLP rows, %u product rows, %u attention parts: %.1f MiB\n",
-        plan->tiles.logit_rows, plan->tiles.mlp_rows, plan->tiles.matmul_rows,
-        plan->tiles.attention_parts, (double)plan->workspace_bytes / MIB);
+        c->tiles.logit_rows, c->tiles.mlp_rows, c->tiles.matmul_rows, c->tiles.attention_parts,
+        (double)plan->workspace_bytes / MIB);
     buf_printf(out, "kv       %.1f MiB = %llu tokens of %llu bytes (%s)\n",
                (double)plan->kv_bytes / MIB, (unsigned long long)kv_tokens(plan),
                (unsigned long long)c->kv_bytes_per_token, c->kv_dtype);
@@ -229,8 +229,8 @@ static void write_json_capacity(const struct report *report, struct buf *out) {
     buf_printf(out,
                ",\"tiles\":{\"logit_rows\":%u,\"mlp_rows\":%u,\"matmul_rows\":%u,"
                "\"attention_parts\":%u},\"workspace_bytes\":%llu",
-               plan->tiles.logit_rows, plan->tiles.mlp_rows, plan->tiles.matmul_rows,
-               plan->tiles.attention_parts, (unsigned long long)plan->workspace_bytes);
+               c->tiles.logit_rows, c->tiles.mlp_rows, c->tiles.matmul_rows,
+               c->tiles.attention_parts, (unsigned long long)plan->workspace_bytes);
     buf_append_str(out, ",\"requests_at\":{");
     for (uint32_t i = 0; i < LENGTH_COUNT && LENGTHS[i] < e->seq_tokens; i++) {
         buf_printf(out, "\"%u\":%u,", LENGTHS[i], requests_of(plan, LENGTHS[i]));

@@ -140,7 +140,7 @@ static struct engine *start(const char *path, uint64_t budget) {
 static void compare_with(struct subject *whole, const char *path, uint64_t budget,
                          const struct engine_plan *plan, uint32_t repeats) {
     struct subject tiled = {.engine = start(path, budget), .epoch = 1};
-    const struct tiles *t = &plan->tiles;
+    const struct tiles *t = &plan->capacity.tiles;
     printf("{\"bench\":\"tiles\",\"workspace_bytes\":%" PRIu64 ",\"logit_rows\":%u,\"mlp_rows\":%u,"
            "\"matmul_rows\":%u,\"attention_parts\":%u",
            plan->workspace_bytes, t->logit_rows, t->mlp_rows, t->matmul_rows, t->attention_parts);

@@ -155,7 +155,7 @@ static int64_t tight_workspace(struct engine_options options) {
     options.workspace_budget = 1024 * 1024;
     while (engine_plan(&options, weights, &plan, &err) == STATUS_OK) {
         budget = options.workspace_budget;
-        tiles = plan.tiles;
+        tiles = plan.capacity.tiles;
         options.workspace_budget -= budget / 64;
     }
     weights_close(weights);

@@ -4,6 +4,7 @@
 
 #include "common/status.h"
 #include "kernels/ops.h"
+#include "proto/messages.h"
 #include "worker/model/model_config.h"
 #include "worker/model/reader.h"
 #include "worker/weights/weights.h"
@@ -39,16 +40,6 @@ enum model_kind {
 // Which part of a model a rank holds. {0, 1} is all of it.
 struct model_shard {
     uint32_t rank, world;
-};
-
-// How much of a step exists at once in the workspace; chosen by worker/step/tiles.h. Tiles group
-// rows, or fixed spans of positions that are combined in order: results have the same bits for
-// every value >= 1.
-struct tiles {
-    uint32_t logit_rows;         // rows of logits
-    uint32_t mlp_rows;           // rows of the MLP's inner width
-    uint32_t matmul_rows;        // input rows that a product prepares (op_matmul_args.pass_rows)
-    uint32_t attention_parts;    // results of spans that attention holds (op_attention_args.parts)
 };
 
 // What one step computes, beside the batch itself.

@@ -21,6 +21,7 @@ static const struct message_capacity capacity = {.envelope = {.tokens = 512, .se
                                                  .kv_blocks = 100,
                                                  .kv_dtype = "float16",
                                                  .threads = 3,
+                                                 .tiles = {64, 512, 256, 36},
                                                  .line_count = 2,
                                                  .lines = lines};
 static const struct message_heartbeat heartbeat = {.resident_bytes = 4096};
@@ -96,6 +97,11 @@ START_TEST(a_worker_is_shown_with_its_ledger) {
     const struct json *worker = json_get(write_and_read(), "worker");
     expect_int(worker, "epoch", 5);
     expect_int(worker, "threads", 3);
+    const struct json *tiles = json_get(worker, "tiles");
+    expect_int(tiles, "logit_rows", 64);
+    expect_int(tiles, "mlp_rows", 512);
+    expect_int(tiles, "matmul_rows", 256);
+    expect_int(tiles, "attention_parts", 36);
     expect_int(worker, "resident_bytes", 4096);
     expect_number(worker, "heartbeat_age_seconds", 0.25);
     expect_int(json_get(worker, "envelope"), "sequences", 8);

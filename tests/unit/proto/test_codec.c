@@ -172,6 +172,7 @@ START_TEST(a_capacity_report_survives_the_wire) {
                      .parameters = 134515008,
                      .kv_dtype = "float16",
                      .threads = 2,
+                     .tiles = {64, 512, 256, 24},
                      .line_count = 2,
                      .lines = lines},
     };
@@ -187,6 +188,10 @@ START_TEST(a_capacity_report_survives_the_wire) {
     ck_assert_uint_eq(out.capacity.envelope.logprob_rows, 300);
     ck_assert_uint_eq(out.capacity.envelope.attended_tokens_max, 8000);
     ck_assert_uint_eq(out.capacity.envelope.attended_tokens, 500000);
+    ck_assert_uint_eq(out.capacity.tiles.logit_rows, 64);
+    ck_assert_uint_eq(out.capacity.tiles.mlp_rows, 512);
+    ck_assert_uint_eq(out.capacity.tiles.matmul_rows, 256);
+    ck_assert_uint_eq(out.capacity.tiles.attention_parts, 24);
     ck_assert_str_eq(out.capacity.lines[0].name, "weights");
     ck_assert_uint_eq(out.capacity.lines[0].bytes, 1000);
     ck_assert_int_eq(capacity_validate(&out.capacity, NULL), STATUS_OK);

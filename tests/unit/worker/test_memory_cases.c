@@ -454,7 +454,7 @@ static struct tiles run_long_prompt(int64_t budget, struct result_row *out) {
     }
     ck_assert_uint_eq(count, LONG_PROMPT);    // every token but the first, and the drawn one
     engine_destroy(engine);
-    return plan.tiles;
+    return plan.capacity.tiles;
 }
 
 START_TEST(m5_a_long_prompt_has_the_same_logprobs_in_any_workspace) {

@@ -71,10 +71,11 @@ static struct engine_plan plan_with(const struct engine_options *changed) {
 
 static void check_tiles(const struct json *root, const struct engine_plan *plan) {
     const struct json *tiles = json_get(root, "tiles");
-    ck_assert_int_eq(json_int(json_get(tiles, "logit_rows")), plan->tiles.logit_rows);
-    ck_assert_int_eq(json_int(json_get(tiles, "mlp_rows")), plan->tiles.mlp_rows);
-    ck_assert_int_eq(json_int(json_get(tiles, "matmul_rows")), plan->tiles.matmul_rows);
-    ck_assert_int_eq(json_int(json_get(tiles, "attention_parts")), plan->tiles.attention_parts);
+    ck_assert_int_eq(json_int(json_get(tiles, "logit_rows")), plan->capacity.tiles.logit_rows);
+    ck_assert_int_eq(json_int(json_get(tiles, "mlp_rows")), plan->capacity.tiles.mlp_rows);
+    ck_assert_int_eq(json_int(json_get(tiles, "matmul_rows")), plan->capacity.tiles.matmul_rows);
+    ck_assert_int_eq(json_int(json_get(tiles, "attention_parts")),
+                     plan->capacity.tiles.attention_parts);
     ck_assert_int_eq(json_int(json_get(root, "workspace_bytes")), (int64_t)plan->workspace_bytes);
 }
 

@@ -232,7 +232,7 @@ static struct engine *start(const char *path, int64_t budget, bool eager, struct
     ck_assert_msg(engine_plan(&options, weights, &plan, &err) == STATUS_OK, "%s", err.message);
     weights_close(weights);
     ck_assert_msg(engine_create(&options, &engine, &err) == STATUS_OK, "%s", err.message);
-    *tiles = plan.tiles;
+    *tiles = plan.capacity.tiles;
     return engine;
 }
 
