@@ -61,12 +61,23 @@
       "sequences that run at once")                                                                \
     X(MAX_NUM_QUEUED, "max-num-queued-reqs", INT, "1024", OPTION_SC_, "scheduler", 1, 4096, NULL,  \
       "sequences that wait; more are answered 429")                                                \
-    X(MAX_NUM_BATCHED_TOKENS, "max-num-batched-tokens", INT, "512", OPTION_ALL_, "scheduler", 1,   \
-      65536, NULL, "rows of one step: prompt tokens and decoding sequences together")              \
+    X(MAX_NUM_BATCHED_TOKENS, "max-num-batched-tokens", INT, "512", OPTION_ALL_, "scheduler", -1,  \
+      65536, NULL,                                                                                 \
+      "rows of one step: prompt tokens and decoding sequences together; auto: the most with "      \
+      "which everything fits and the step's buffers stay within --workspace-budget (0: a 32nd "    \
+      "of the device, at most 2 GiB)")                                                             \
+    X(TENSOR_PARALLEL_SIZE, "tensor-parallel-size", INT, "1", OPTION_SW_, "scheduler", 1, 8, NULL, \
+      "ranks that share the model, each on a device of its own; more than 1 can be planned, not "  \
+      "served yet (also --tp)")                                                                    \
+    X(ROLE, "role", CHOICE, "mixed", OPTION_SW_, "scheduler", 0, 0, "mixed prefill decode",        \
+      "what a group does: prefill captures no decode steps, decode takes prompts from others; "    \
+      "others than mixed can be planned, not served yet")                                          \
     X(ENABLE_PREFIX_CACHING, "enable-prefix-caching", BOOL, "false", OPTION_PROGRAM_SERVE,         \
       "scheduler", 0, 0, NULL,                                                                     \
       "reuse the KV of equal prompt beginnings (not in this version: stays off)")                  \
-    X(DEVICE, "device", STRING, "cpu", OPTION_SW_, "memory", 0, 0, NULL, "cpu")                    \
+    X(DEVICE, "device", STRING, "cpu", OPTION_SW_, "memory", 0, 0, NULL,                           \
+      "cpu, or a simulated one without arithmetic: sim:h200, sim:rtx5090-laptop and others; a "    \
+      "plan takes the name alone too")                                                             \
     X(DEVICE_MEMORY, "device-memory", INT, "0", OPTION_SW_, "memory", 0, INT64_MAX, NULL,          \
       "bytes the cpu device may use; 0: what the model needs plus 512 MiB of KV")                  \
     X(GPU_MEMORY_UTILIZATION, "gpu-memory-utilization", REAL, "0.92", OPTION_SW_, "memory", 0.01,  \
@@ -141,7 +152,8 @@
     X("ngl", true, NOTE, "there is no GPU offload on the cpu device")                              \
     X("gpu-layers", true, NOTE, "there is no GPU offload on the cpu device")                       \
     X("flash-attn", true, NOTE, "attention is always tiled")                                       \
-    X("tensor-parallel-size", true, REFUSE, "one rank per group in this version")                  \
+    X("tp", true, ALIAS, "tensor-parallel-size")                                                   \
+    X("tp-size", true, ALIAS, "tensor-parallel-size")                                              \
     X("pipeline-parallel-size", true, REFUSE, "not built: use one worker")                         \
     X("data-parallel-size", true, REFUSE, "one group in this version")                             \
     X("enable-expert-parallel", false, REFUSE, "no mixture-of-experts family in this version")     \

@@ -405,10 +405,12 @@ static enum status load_text(struct controller *c, struct error *err) {
 }
 
 static enum status create_core(struct controller *c, struct error *err) {
+    // auto: the worker decides, and its envelope says so.
+    int64_t step_tokens = config_int(c->config, OPTION_MAX_NUM_BATCHED_TOKENS);
     struct core_config config = {
         .seqs_max = (uint32_t)config_int(c->config, OPTION_MAX_NUM_SEQS),
         .waiting_max = (uint32_t)config_int(c->config, OPTION_MAX_NUM_QUEUED),
-        .step_tokens_max = (uint32_t)config_int(c->config, OPTION_MAX_NUM_BATCHED_TOKENS),
+        .step_tokens_max = step_tokens < 0 ? BOUND_STEP_TOKENS : (uint32_t)step_tokens,
         .blocks_max = BOUND_BLOCKS,
         .group = 1,
     };

@@ -478,6 +478,15 @@ static void write_capacity(struct engine *engine, struct ledger_line *lines,
 
 // ---- life cycle --------------------------------------------------------------------------------
 
+static void apply_role(struct engine_options *o) {
+    if (o->role == ENGINE_ROLE_PREFILL) {
+        o->enforce_eager = true;
+    }
+    if (o->role == ENGINE_ROLE_DECODE && o->step_tokens > o->seqs) {
+        o->step_tokens = o->seqs;
+    }
+}
+
 // What can be planned and not started.
 static enum status refuse_plans(const struct engine *engine, struct error *err) {
     const struct engine_options *o = &engine->options;
@@ -487,6 +496,11 @@ static enum status refuse_plans(const struct engine *engine, struct error *err) 
         return error_set(err, STATUS_UNSUPPORTED,
                          "--tensor-parallel-size %u needs a group of workers: not built yet",
                          o->shard.world);
+    }
+    if (o->role != ENGINE_ROLE_MIXED) {
+        error_hint(err, "tare plan works with any role; to serve, leave --role out");
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "roles of groups come with disaggregation: not built yet");
     }
     const struct device_table *table = device_find(o->device);
     if (!weights_shapes_only(engine->weights) || (table != NULL && !table->computes)) {
@@ -507,7 +521,7 @@ static enum status start(struct engine *engine, struct error *err) {
     TRY(end_phase(engine, "weights", LEDGER_UNACCOUNTED, err));
     TRY(map_workspace(engine, err));
     TRY(end_phase(engine, "workspace", LEDGER_UNACCOUNTED, err));
-    engine->proven = sealed_before(engine);
+    engine->proven = !engine->table->takes_on_first_use && sealed_before(engine);
     TRY(reserve_kv(engine, err));
     TRY(create_executor(engine, err));
     TRY(end_phase(engine, "addresses and scratch", LEDGER_UNACCOUNTED, err));
@@ -545,6 +559,32 @@ static enum status charge_plan(struct engine *engine, struct error *err) {
     return STATUS_OK;
 }
 
+// What a sealed start of the same digest found out is better than what a table expects. Where the
+// budget follows from the lines, nothing is left to correct.
+static enum status take_seal(struct engine *engine, bool *taken, struct error *err) {
+    const struct engine_options *o = &engine->options;
+    struct memory_plan *plan = &engine->plan;
+    struct seal now, before;
+    bool open_ended = o->device_memory == 0 && engine->table->kv_bytes_default > 0;
+    seal_now(engine, &now);
+    if (o->seal_dir == NULL || open_ended || !seal_read(o->seal_dir, now.digest, &before)) {
+        return STATUS_OK;
+    }
+    struct ledger_line lines[LEDGER_COUNT];
+    memory_ledger_lines(&engine->ledger, lines);
+    for (unsigned i = 0; i < LEDGER_COUNT; i++) {
+        uint64_t there = engine->ledger.bytes[i];    // taken by opening the device
+        if (!lines[i].planned) {
+            plan->bytes[i] = before.bytes[i] > there ? before.bytes[i] : there;
+        }
+    }
+    *taken = true;
+    uint64_t used = memory_plan_fixed_bytes(plan);
+    uint64_t budget = engine->ledger.budget_bytes;
+    uint64_t left = budget > used ? budget - used : 0;
+    return o->kv_bytes > 0 ? STATUS_OK : memory_plan_set_kv(plan, o, left, err);
+}
+
 enum status engine_plan(const struct engine_options *options, struct weights *weights,
                         struct engine_plan *out, struct error *err) {
     memset(out, 0, sizeof *out);
@@ -553,8 +593,12 @@ enum status engine_plan(const struct engine_options *options, struct weights *we
         return error_set(err, STATUS_EXHAUSTED, "no memory for an engine");
     }
     engine->options = *options;
+    apply_role(&engine->options);
     engine->weights = weights;
     enum status status = plan_memory(engine, err);
+    if (status == STATUS_OK) {
+        status = take_seal(engine, &out->from_seal, err);
+    }
     out->ledger = engine->ledger;
     if (status == STATUS_OK) {
         status = charge_plan(engine, err);

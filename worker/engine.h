@@ -24,6 +24,12 @@
 
 struct engine;
 
+enum engine_role {
+    ENGINE_ROLE_MIXED,
+    ENGINE_ROLE_PREFILL,    // never decodes: no decode steps are captured
+    ENGINE_ROLE_DECODE,     // never computes prompts: a step has one row a sequence
+};
+
 struct engine_options {
     const char *model_path;
     const char *device;             // "cpu"
@@ -31,6 +37,7 @@ struct engine_options {
     uint32_t threads;               // 0: one per core
     int64_t device_memory;          // bytes; 0: all there are, on the cpu what is needed
     struct model_shard shard;       // world 0 or 1: the whole model. More can only be planned
+    enum engine_role role;          // others than mixed can only be planned
     const struct sim_costs *sim;    // as in device_options
     double utilization;             // share of device_memory that may be used
     int64_t kv_bytes;               // explicit KV bytes, 0: what is left
@@ -63,6 +70,7 @@ struct engine_plan {
     uint64_t fixed_bytes;    // every line but the KV pool
     uint64_t kv_bytes;
     uint64_t workspace_bytes;    // what the tiles of the capacity report need
+    bool from_seal;              // found lines are those of the last sealed start like this one
     const char *isa;             // operation table that would run
 };
 // `weights`: an open model, kept by the caller. EXHAUSTED when it does not fit, naming the line.

@@ -3,9 +3,11 @@
 #include "common/config.h"
 #include "common/exit_code.h"
 #include "common/log.h"
+#include "worker/device/device_sim.h"
 #include "worker/holder.h"
 #include "worker/plan_report.h"
 #include "worker/seal.h"
+#include "worker/step_budget.h"
 #include "worker/worker.h"
 #include <signal.h>
 #include <stdio.h>
@@ -29,6 +31,14 @@ static void install_signals(void) {
 static enum dtype kv_dtype(const struct config *config) {
     bool wide = strcmp(config_string(config, OPTION_KV_CACHE_DTYPE), "float32") == 0;
     return wide ? DTYPE_F32 : DTYPE_F16;
+}
+
+static enum engine_role role(const struct config *config) {
+    const char *name = config_string(config, OPTION_ROLE);
+    if (strcmp(name, "prefill") == 0) {
+        return ENGINE_ROLE_PREFILL;
+    }
+    return strcmp(name, "decode") == 0 ? ENGINE_ROLE_DECODE : ENGINE_ROLE_MIXED;
 }
 
 enum { SEAL_DIR_BYTES = 64 };
@@ -56,13 +66,29 @@ static struct engine_options engine_options(const struct config *config,
         .kv_dtype = kv_dtype(config),
         .block_tokens = (uint32_t)config_int(config, OPTION_BLOCK_SIZE),
         .seqs = (uint32_t)config_int(config, OPTION_MAX_NUM_SEQS),
-        .step_tokens = (uint32_t)config_int(config, OPTION_MAX_NUM_BATCHED_TOKENS),
+        .shard = {0, (uint32_t)config_int(config, OPTION_TENSOR_PARALLEL_SIZE)},
+        .role = role(config),
         .model_len = config_int(config, OPTION_MAX_MODEL_LEN),
         .memory_margin = config_int(config, OPTION_MEMORY_MARGIN),
         .enforce_eager = config_bool(config, OPTION_ENFORCE_EAGER),
         .weights_fd = fds->weights,
         .kv_fd = fds->kv,
     };
+}
+
+// The tokens of a step: as given, or as many as fit.
+static enum status choose_step_tokens(const struct config *config, struct engine_options *options,
+                                      struct error *err) {
+    int64_t given = config_int(config, OPTION_MAX_NUM_BATCHED_TOKENS);
+    if (given > 0) {
+        options->step_tokens = (uint32_t)given;
+        return STATUS_OK;
+    }
+    struct weights *weights = NULL;
+    TRY(weights_open(options->model_path, &weights, err));
+    enum status status = step_budget_find(options, weights, &options->step_tokens, err);
+    weights_close(weights);
+    return status;
 }
 
 static int run_child(const struct config *config, const struct holder_fds *fds) {
@@ -75,6 +101,11 @@ static int run_child(const struct config *config, const struct holder_fds *fds) 
     };
     char room[SEAL_DIR_BYTES];
     options.engine.seal_dir = seal_dir(config, room);
+    struct error err = {0};
+    if (choose_step_tokens(config, &options.engine, &err) != STATUS_OK) {
+        // The start says the same in its own words, to the controller too.
+        options.engine.step_tokens = options.engine.seqs;
+    }
     return worker_run(&options);
 }
 
@@ -90,12 +121,21 @@ static int leave(enum status status, const struct error *err) {
 static int run_plan(const struct config *config) {
     struct holder_fds none = {-1, -1};
     struct engine_options options = engine_options(config, &none);
+    char name[SIM_NAME_BYTES], room[SEAL_DIR_BYTES];
+    const struct sim_spec *spec = sim_spec_find(options.device);
+    if (spec != NULL) {
+        snprintf(name, sizeof name, "sim:%s", spec->name);
+        options.device = name;
+    }
+    options.seal_dir = seal_dir(config, room);
     bool json = strcmp(config_string(config, OPTION_PLAN), "json") == 0;
     struct buf text;
     struct error err = {0};
-    buf_init(&text, 64 * 1024);
-    enum status status =
-        plan_report(&options, json ? PLAN_FORMAT_JSON : PLAN_FORMAT_TEXT, &text, &err);
+    buf_init(&text, 256 * 1024);
+    enum status status = choose_step_tokens(config, &options, &err);
+    if (status == STATUS_OK) {
+        status = plan_report(&options, json ? PLAN_FORMAT_JSON : PLAN_FORMAT_TEXT, &text, &err);
+    }
     fputs(buf_cstr(&text), stdout);
     buf_deinit(&text);
     return leave(status, &err);
@@ -123,6 +163,11 @@ static enum status check(const struct config *config, struct error *err) {
                          "--max-model-len %lld: a prompt and its answer need at least 2 tokens; -1 "
                          "is the model's limit",
                          (long long)model_len);
+    }
+    if (config_int(config, OPTION_MAX_NUM_BATCHED_TOKENS) == 0) {
+        return error_set(err, STATUS_INVALID,
+                         "--max-num-batched-tokens 0: a step has at least one row; 'auto' takes as "
+                         "many as fit");
     }
     int64_t block = config_int(config, OPTION_BLOCK_SIZE);
     if ((block & (block - 1)) != 0) {
@@ -161,6 +206,9 @@ int main(int argc, char **argv) {
     enum log_format format = LOG_FORMAT_AUTO;
     log_level_parse(config_string(config, OPTION_LOG_LEVEL), &level);
     log_format_parse(config_string(config, OPTION_LOG_FORMAT), &format);
+    if (plans_only(config) && level > LOG_LEVEL_ERROR && level < LOG_LEVEL_DEBUG) {
+        level = LOG_LEVEL_ERROR;    // what a plan has to say is in its report
+    }
     log_configure(level, format);
     if (plans_only(config)) {
         code = run_plan(config);

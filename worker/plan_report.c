@@ -3,6 +3,8 @@
 
 #include "common/invariant.h"
 #include "common/json.h"
+#include "worker/device/device.h"
+#include "worker/device/device_sim.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -21,15 +23,39 @@ struct knob {
     struct engine_plan plan;
 };
 
-struct report {
-    const struct engine_options *options;
-    struct weights *weights;
+// One rank of the group.
+struct rank {
     struct engine_plan plan;
     enum status status;
     struct error err;
+};
+
+struct report {
+    const struct engine_options *options;
+    struct weights *weights;
+    uint32_t rank_count;
+    struct rank ranks[BOUND_RANKS];
+    // Of the rank that binds: the first that does not fit, or the one with the least KV.
+    struct engine_options rank_options;
+    struct engine_plan plan;
+    enum status status;
+    struct error err;
+    uint32_t ranks_needed;    // where this many do not fit: the fewest that do, or 0
     struct knob knobs[KNOBS_MAX];
     uint32_t knob_count;
 };
+
+static bool is_simulated(const struct report *report) {
+    const struct device_table *table = device_find(report->options->device);
+    return table != NULL && !table->computes;
+}
+
+// KV is what the budget leaves, not a default.
+static bool fills_budget(const struct report *report) {
+    const struct device_table *table = device_find(report->options->device);
+    return report->options->kv_bytes == 0 && table != NULL &&
+           (report->options->device_memory > 0 || table->kv_bytes_default == 0);
+}
 
 static uint64_t kv_tokens(const struct engine_plan *plan) {
     return (uint64_t)plan->capacity.kv_blocks * plan->capacity.block_tokens;
@@ -57,7 +83,7 @@ static void try_number(struct report *report, const char *option, uint32_t value
 // Smaller tiles for more KV: half of the step's buffers, or the first of 3/4 and 7/8 that is
 // possible.
 static void try_workspace(struct report *report) {
-    struct engine_options next = *report->options;
+    struct engine_options next = report->rank_options;
     uint64_t now = report->plan.workspace_bytes;
     char text[VALUE_BYTES];
     for (uint64_t less = now / 2; less > now / 16; less /= 2) {
@@ -71,12 +97,29 @@ static void try_workspace(struct report *report) {
     }
 }
 
+// More ranks and fewer, where there may be more than one and the model divides over them.
+static void try_group_sizes(struct report *report) {
+    for (uint32_t i = 0; i < 2 && is_simulated(report); i++) {
+        struct engine_options next = report->rank_options;
+        next.shard =
+            (struct model_shard){0, i == 0 ? report->rank_count / 2 : report->rank_count * 2};
+        if (next.shard.world == 0 || next.shard.world > BOUND_RANKS) {
+            continue;
+        }
+        try_number(report, "--tensor-parallel-size", next.shard.world, next);
+        if (report->knobs[report->knob_count - 1].status == STATUS_UNSUPPORTED) {
+            report->knob_count--;
+        }
+    }
+}
+
 // Half and double of the step's tokens and of the sequences, the other KV type, half the context,
-// and a larger share of a device whose size was given.
+// smaller tiles, a larger share where the share decides, and other numbers of ranks.
 static void try_knobs(struct report *report) {
-    const struct engine_options *now = report->options;
+    const struct engine_options *now = &report->rank_options;
     struct engine_options next = *now;
-    for (uint32_t i = 0; i < 2; i++) {
+    // Where sequences decode only, their number is that of the tokens.
+    for (uint32_t i = 0; i < 2 && now->role != ENGINE_ROLE_DECODE; i++) {
         next.step_tokens = i == 0 ? now->step_tokens / 2 : now->step_tokens * 2;
         if (next.step_tokens > 0 && next.step_tokens <= BOUND_STEP_TOKENS) {
             try_number(report, "--max-num-batched-tokens", next.step_tokens, next);
@@ -100,12 +143,13 @@ static void try_knobs(struct report *report) {
     try_workspace(report);
     next = *now;
     static const double SHARES[] = {0.95, 0.98};
-    for (uint32_t i = 0; i < 2 && now->device_memory > 0 && now->kv_bytes == 0; i++) {
+    for (uint32_t i = 0; i < 2 && fills_budget(report); i++) {
         next.utilization = SHARES[i];
         char text[VALUE_BYTES];
         snprintf(text, sizeof text, "%.2f", SHARES[i]);
         try_knob(report, "--gpu-memory-utilization", text, &next);
     }
+    try_group_sizes(report);
 }
 
 // What stands in the way of more KV.
@@ -119,10 +163,32 @@ static const char *binding(const struct report *report) {
     if (report->options->kv_bytes > 0) {
         return "--kv-cache-memory-bytes";
     }
-    if (report->options->device_memory == 0) {
+    if (!fills_budget(report)) {
         return "the default KV size: raise --kv-cache-memory-bytes or give --device-memory";
     }
-    return "--device-memory times --gpu-memory-utilization";
+    return report->options->device_memory > 0 ? "--device-memory times --gpu-memory-utilization"
+                                              : "the device times --gpu-memory-utilization";
+}
+
+static const char *role_name(const struct engine_options *options) {
+    static const char *const names[] = {"mixed", "prefill", "decode"};
+    return names[options->role];
+}
+
+// Where found lines are from.
+static const char *found_source(const struct report *report, const struct engine_plan *plan) {
+    if (plan->from_seal) {
+        return "last seal";
+    }
+    return is_simulated(report) ? "device table" : "device";
+}
+
+// Ranks that plan alike are shown once.
+static bool same_as_first(const struct report *report, uint32_t rank) {
+    const struct rank *a = &report->ranks[0];
+    const struct rank *b = &report->ranks[rank];
+    return a->status == b->status &&
+           memcmp(&a->plan.ledger, &b->plan.ledger, sizeof a->plan.ledger) == 0;
 }
 
 // ---- text --------------------------------------------------------------------------------------
@@ -144,17 +210,55 @@ static void write_knob(const struct report *report, const struct knob *knob, str
                (unsigned long long)kv_tokens(&knob->plan), (long long)tokens, fixed);
 }
 
+static void write_ranks(const struct report *report, struct buf *out) {
+    uint32_t alike = 1;
+    while (alike < report->rank_count && same_as_first(report, alike)) {
+        alike++;
+    }
+    for (uint32_t i = 0; i < report->rank_count; i += i == 0 ? alike : 1) {
+        if (report->rank_count > 1) {
+            buf_printf(out, i == 0 && alike > 1 ? "ranks %u to %u, each:\n" : "rank %u:\n", i,
+                       alike - 1);
+        }
+        memory_ledger_print(&report->ranks[i].plan.ledger, out);
+    }
+    buf_printf(out, "found    lines marked so are from the %s\n",
+               found_source(report, &report->plan));
+}
+
+// What is only assumed of a device that nobody has here.
+static void write_facts(const struct report *report, struct buf *out) {
+    const struct sim_spec *spec = sim_spec_find(report->options->device);
+    if (spec == NULL) {
+        return;
+    }
+    buf_printf(out, "facts    %s;", spec->title);
+    for (unsigned fact = 0; fact < SIM_FACT_COUNT; fact++) {
+        buf_printf(out, " %s %.10g%s%s", sim_fact_name((enum sim_fact)fact),
+                   sim_fact_value(spec, (enum sim_fact)fact),
+                   (spec->estimated & (1u << fact)) != 0 ? " (estimated)" : "",
+                   fact + 1 == SIM_FACT_COUNT ? "\n" : ",");
+    }
+}
+
 static void write_text(const struct report *report, struct buf *out) {
-    memory_ledger_print(&report->plan.ledger, out);
+    write_ranks(report, out);
+    write_facts(report, out);
     if (report->status != STATUS_OK) {
+        if (report->ranks_needed > 0) {
+            buf_printf(out, "instead  --tensor-parallel-size %u fits\n", report->ranks_needed);
+        }
         buf_printf(out, "fits     no: %s\n", report->err.message);
         return;
     }
     const struct engine_plan *plan = &report->plan;
     const struct message_capacity *c = &plan->capacity;
     const struct envelope *e = &c->envelope;
-    buf_printf(out, "device   %s (%s), %u threads\n", report->options->device, plan->isa,
-               c->threads);
+    buf_printf(out,
+               is_simulated(report) ? "device   %s (%s), %u multiprocessors"
+                                    : "device   %s (%s), %u threads",
+               report->options->device, plan->isa, c->threads);
+    buf_printf(out, "; a group of %u, %s\n", report->rank_count, role_name(report->options));
     buf_printf(out,
                "envelope %u tokens a step, %u sequences of up to %u tokens, %llu tokens attended "
                "to, %u logit rows, %u with logprobs\n",
@@ -186,14 +290,17 @@ static void write_string(struct buf *out, const char *text) {
     json_write_string(out, text, strlen(text));
 }
 
-static void write_ledger(const struct memory_ledger *ledger, struct buf *out) {
+static void write_ledger(const struct report *report, const struct engine_plan *plan,
+                         struct buf *out) {
+    const struct memory_ledger *ledger = &plan->ledger;
     struct ledger_line lines[LEDGER_COUNT];
     memory_ledger_lines(ledger, lines);
     for (unsigned i = 0; i < LEDGER_COUNT; i++) {
         uint64_t bytes = lines[i].bytes > 0 ? lines[i].bytes : ledger->planned[i];
-        buf_printf(out, "%s{\"line\":\"%s\",\"bytes\":%llu,\"kind\":\"%s\"}", i == 0 ? "" : ",",
-                   lines[i].name, (unsigned long long)bytes,
-                   lines[i].planned ? "planned" : "found");
+        buf_printf(out, "%s{\"line\":\"%s\",\"bytes\":%llu,\"kind\":\"%s\",\"source\":\"%s\"}",
+                   i == 0 ? "" : ",", lines[i].name, (unsigned long long)bytes,
+                   lines[i].planned ? "planned" : "found",
+                   lines[i].planned ? "plan" : found_source(report, plan));
     }
 }
 
@@ -244,30 +351,104 @@ static void write_json_capacity(const struct report *report, struct buf *out) {
     buf_append_str(out, "]");
 }
 
+static void write_json_ranks(const struct report *report, struct buf *out) {
+    buf_append_str(out, ",\"ranks\":[");
+    for (uint32_t i = 0; i < report->rank_count; i++) {
+        const struct rank *rank = &report->ranks[i];
+        buf_printf(out, "%s{\"rank\":%u,\"fits\":%s,\"ledger\":[", i == 0 ? "" : ",", i,
+                   rank->status == STATUS_OK ? "true" : "false");
+        write_ledger(report, &rank->plan, out);
+        buf_append_str(out, "]");
+        if (rank->status == STATUS_OK) {
+            buf_printf(out, ",\"kv_capacity_tokens\":%llu",
+                       (unsigned long long)kv_tokens(&rank->plan));
+        }
+        buf_append_str(out, "}");
+    }
+    buf_append_str(out, "]");
+}
+
+static void write_json_facts(const struct report *report, struct buf *out) {
+    const struct sim_spec *spec = sim_spec_find(report->options->device);
+    if (spec == NULL) {
+        return;
+    }
+    buf_append_str(out, ",\"device_facts\":[");
+    for (unsigned fact = 0; fact < SIM_FACT_COUNT; fact++) {
+        buf_printf(out, "%s{\"name\":\"%s\",\"value\":", fact == 0 ? "" : ",",
+                   sim_fact_name((enum sim_fact)fact));
+        json_write_double(out, sim_fact_value(spec, (enum sim_fact)fact));
+        buf_printf(out, ",\"known\":%s}", (spec->estimated & (1u << fact)) != 0 ? "false" : "true");
+    }
+    buf_append_str(out, "]");
+}
+
 static void write_json(const struct report *report, struct buf *out) {
     const struct memory_ledger *ledger = &report->plan.ledger;
     buf_printf(out, "{\"fits\":%s,\"device\":", report->status == STATUS_OK ? "true" : "false");
     write_string(out, report->options->device);
+    buf_printf(out, ",\"role\":\"%s\",\"tensor_parallel_size\":%u", role_name(report->options),
+               report->rank_count);
     buf_printf(out, ",\"device_bytes\":%llu,\"budget_bytes\":%llu,\"ledger\":[",
                (unsigned long long)ledger->device_bytes, (unsigned long long)ledger->budget_bytes);
-    write_ledger(ledger, out);
-    buf_append_str(out, "],\"binds\":");
+    write_ledger(report, &report->plan, out);
+    buf_append_str(out, "]");
+    write_json_ranks(report, out);
+    write_json_facts(report, out);
+    buf_append_str(out, ",\"binds\":");
     write_string(out, binding(report));
     if (report->status == STATUS_OK) {
         write_json_capacity(report, out);
     } else {
         buf_append_str(out, ",\"reason\":");
         write_string(out, report->err.message);
+        if (report->ranks_needed > 0) {
+            buf_printf(out, ",\"tensor_parallel_size_needed\":%u", report->ranks_needed);
+        }
     }
     buf_append_str(out, "}\n");
 }
 
 // ---- the report --------------------------------------------------------------------------------
 
+// The fewest ranks with which the group fits.
+static void find_ranks_needed(struct report *report) {
+    struct engine_plan plan;
+    for (uint32_t world = report->rank_count * 2; is_simulated(report) && world <= BOUND_RANKS;
+         world *= 2) {
+        struct engine_options next = *report->options;
+        struct error err = {0};
+        next.shard = (struct model_shard){0, world};
+        if (engine_plan(&next, report->weights, &plan, &err) == STATUS_OK) {
+            report->ranks_needed = world;
+            return;
+        }
+    }
+}
+
 static void make(struct report *report) {
-    report->status = engine_plan(report->options, report->weights, &report->plan, &report->err);
+    uint32_t world = report->options->shard.world;
+    report->rank_count = world > 1 ? world : 1;
+    uint32_t binding_rank = 0;
+    for (uint32_t i = 0; i < report->rank_count; i++) {
+        struct rank *rank = &report->ranks[i];
+        struct engine_options options = *report->options;
+        options.shard = (struct model_shard){i, report->rank_count};
+        rank->status = engine_plan(&options, report->weights, &rank->plan, &rank->err);
+        const struct rank *worst = &report->ranks[binding_rank];
+        bool worse = rank->status != STATUS_OK || kv_tokens(&rank->plan) < kv_tokens(&worst->plan);
+        binding_rank = worst->status == STATUS_OK && worse ? i : binding_rank;
+    }
+    const struct rank *worst = &report->ranks[binding_rank];
+    report->rank_options = *report->options;
+    report->rank_options.shard = (struct model_shard){binding_rank, report->rank_count};
+    report->plan = worst->plan;
+    report->status = worst->status;
+    report->err = worst->err;
     if (report->status == STATUS_OK) {
         try_knobs(report);
+    } else if (report->status == STATUS_EXHAUSTED) {
+        find_ranks_needed(report);
     }
 }
 

@@ -7,9 +7,9 @@
 
 // The answer to `tare plan`: what a start would weigh, before it is tried.
 //
-// The idea: the engine plans with the options as they are, and again with one option changed at a
-// time, so that every row is what a start with that option would report. Nothing here computes a
-// size.
+// The idea: the engine plans with the options as they are, for each rank of the group, and again
+// with one option changed at a time, so that every row is what a start with that option would
+// report. Nothing here computes a size. A group has the KV of its poorest rank.
 //
 //   Owns       nothing.
 //   Thread     one at a time.

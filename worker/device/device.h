@@ -57,6 +57,9 @@ struct device_table {
     uint64_t kv_bytes_default;
     // False: memory has no contents worth loading (sim).
     bool computes;
+    // Libraries take memory when they are first used: every start must use them, also one that a
+    // seal proves.
+    bool takes_on_first_use;
     enum status (*open)(const struct device_options *options, struct device **out,
                         struct error *err);
     void (*close)(struct device *device);    // with all ranges and graphs

@@ -256,6 +256,7 @@ const struct device_table device_sim = {
     .memory_bytes = sim_memory_bytes,
     .kv_bytes_default = 0,
     .computes = false,
+    .takes_on_first_use = true,
     .open = sim_open,
     .close = sim_close,
     .page_bytes = sim_page_bytes,

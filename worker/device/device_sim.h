@@ -44,6 +44,8 @@ struct sim_spec {
     uint32_t estimated;           // bit per sim_fact that no measurement stands behind
 };
 
+enum { SIM_NAME_BYTES = 64 };    // of "sim:NAME"
+
 const struct sim_spec *sim_spec_at(uint32_t index);        // NULL past the end
 const struct sim_spec *sim_spec_find(const char *name);    // "h200" or "sim:h200"; NULL
 const char *sim_fact_name(enum sim_fact fact);             // "graph bytes per kernel"
