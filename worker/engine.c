@@ -114,8 +114,7 @@ static enum status open_device(struct engine *engine, struct error *err) {
     const struct engine_options *o = &engine->options;
     engine->table = device_find(o->device);
     if (engine->table == NULL) {
-        return error_set(err, STATUS_UNSUPPORTED, "there is no device '%s' in this build; use cpu",
-                         o->device);
+        return device_unknown(o->device, err);
     }
     uint64_t present = engine->table->memory_bytes(o->device);
     uint64_t device = o->device_memory > 0 ? (uint64_t)o->device_memory : present;

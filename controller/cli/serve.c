@@ -259,6 +259,12 @@ static int watch(struct serve *serve) {
 
 // ---- the command -------------------------------------------------------------------------------
 
+static bool has_file(const char *directory, const char *name) {
+    char path[PATH_BYTES];
+    snprintf(path, sizeof path, "%.3900s/%s", directory, name);
+    return access(path, F_OK) == 0;
+}
+
 static enum status check_config(const struct serve *serve, struct error *err) {
     const char *model = config_string(serve->config, OPTION_MODEL);
     if (model == NULL) {
@@ -268,6 +274,12 @@ static enum status check_config(const struct serve *serve, struct error *err) {
     if (access(model, R_OK) != 0) {
         error_hint(err, "download it first: this server makes no outgoing connections");
         return error_set_os(err, STATUS_NOT_FOUND, "model '%s'", model);
+    }
+    if (has_file(model, "config.json") && !has_file(model, "model.safetensors") &&
+        !has_file(model, "model.safetensors.index.json")) {
+        error_hint(err, "tare plan works with shapes; to serve, give a model with its weights");
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "model '%s' has no weights, only shapes (config.json alone)", model);
     }
     return STATUS_OK;
 }
@@ -345,7 +357,7 @@ int serve_run(int argc, char **argv) {
     } else {
         if (status == STATUS_OK) {
             status = check_config(&serve, &err);
-            code = status == STATUS_NOT_FOUND ? EXIT_CODE_NO_INPUT : EXIT_CODE_USAGE;
+            code = (int)exit_code_for(status);
         }
         if (status == STATUS_OK) {
             config_hide_secrets(argc, argv);

@@ -152,4 +152,13 @@ expect 64 bin/tare plan
 expect 65 bin/tare plan "$work/cut.gguf"
 expect 69 bin/tare plan "$demo" --device-memory 100M --json
 grep -q '"fits":false' "$work/out" || { cat "$work/out"; exit 1; }
+expect 0 bin/tare plan Llama-3.1-70B --device h200 --tp 8 --json
+grep -q '"tensor_parallel_size":8' "$work/out" || { cat "$work/out"; exit 1; }
+expect 69 bin/tare plan meta-llama/Llama-3.1-70B-Instruct --device h100
+expect 65 bin/tare plan SmolLM2-135M --device h100 --tp 2
+expect 65 bin/tare plan Qwen3-8B --device h201
+expect 66 bin/tare plan Qwen3-8B-of-nobody --device h100
+expect 65 bin/tare serve "$demo" --tp 2
+expect 65 bin/tare serve deploy/models/Qwen3-8B
+grep -q 'no weights, only shapes' "$work/out" || { cat "$work/out"; exit 1; }
 echo "e2e: $passed parts passed"

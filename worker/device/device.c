@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/device/device.h"
 
+#include "worker/device/device_sim.h"
+
+#include <stdio.h>
 #include <string.h>
 
 static const struct device_table *const devices[] = {&device_cpu, &device_sim};
@@ -15,4 +18,16 @@ const struct device_table *device_find(const char *name) {
         }
     }
     return NULL;
+}
+
+enum status device_unknown(const char *name, struct error *err) {
+    char known[200] = "";
+    size_t used = 0;
+    const struct sim_spec *spec;
+    for (uint32_t i = 0; (spec = sim_spec_at(i)) != NULL && used < sizeof known - 40; i++) {
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i == 0 ? "" : ", ",
+                                 spec->name);
+    }
+    error_hint(err, "use cpu; tare plan also knows %s", known);
+    return error_set(err, STATUS_UNSUPPORTED, "there is no device '%s' in this build", name);
 }

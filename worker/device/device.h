@@ -96,6 +96,8 @@ struct device_table {
 
 // By a device's name or its kind ("sim:h200"); NULL when there is no such device in this build.
 const struct device_table *device_find(const char *name);
+// UNSUPPORTED: says that there is no such device, and which there are.
+enum status device_unknown(const char *name, struct error *err);
 extern const struct device_table device_cpu;
 extern const struct device_table device_sim;
 
