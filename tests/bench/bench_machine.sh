@@ -44,6 +44,8 @@ start_row() { # which, limit in ms
         printf '"%s":%s,' "$phase" "$(awk -F'|' -v which="$1" -v phase="$phase" '$1 == which && $2 == phase {print $3}' "$work/starts" | median)"
     done | sed "s/^\"ready\":\([0-9.]*\),\(.*\),\$/{\"bench\":\"start\",\"which\":\"$1\",\"ready_ms_median\":\1,\"limit_ms\":$2,\"phases_ms\":{\2}}\n/"
 }
+rm -rf "$work/seals"
+mkdir -m 700 "$work/seals"
 start_once warm-up
 : >"$work/starts"
 for _ in $(seq "$rounds"); do
