@@ -6,6 +6,7 @@
 // random plans.
 #include "common/memory.h"
 #include "common/rng.h"
+#include "kernels/sim/ops_sim.h"
 #include "tests/support/tiny_model.h"
 #include "tests/unit/suites.h"
 #include "worker/engine.h"
@@ -75,10 +76,10 @@ struct subject {
     struct plan_limits limits;
 };
 
-static void subject_init(struct subject *s, const char *path, const char *isa,
-                         enum dtype kv_dtype) {
+static void subject_init(struct subject *s, const char *path, const struct ops *ops,
+                         uint32_t thread_count, enum dtype kv_dtype) {
     struct error err = {0};
-    *s = (struct subject){.ops = ops_cpu(isa), .ctx = {.thread_count = 3}};
+    *s = (struct subject){.ops = ops, .ctx = {.thread_count = thread_count}};
     ck_assert_int_eq(weights_open(path, &s->weights, &err), STATUS_OK);
     ck_assert_int_eq(
         model_create(s->weights, s->ops, (struct model_shard){0, 1}, 256, &s->model, &err),
@@ -147,13 +148,13 @@ static void steps_fit_what_a_budget_reserves(struct subject *s, struct rng *rng,
     s->limits.envelope = whole;
 }
 
-static void need_never_exceeds_the_reserve(const struct tiny_model *model, const char *isa,
-                                           enum dtype kv_dtype) {
+static void need_never_exceeds_the_reserve(const struct tiny_model *model, const struct ops *ops,
+                                           uint32_t thread_count, enum dtype kv_dtype) {
     struct fixture f;
     struct subject s;
     struct rng rng;
     init(&f, model);
-    subject_init(&s, f.path, isa, kv_dtype);
+    subject_init(&s, f.path, ops, thread_count, kv_dtype);
     rng_init(&rng, 1);
     for (uint32_t i = 0; i < BUDGETS; i++) {
         steps_fit_what_a_budget_reserves(&s, &rng, SHAPES / BUDGETS);
@@ -163,8 +164,9 @@ static void need_never_exceeds_the_reserve(const struct tiny_model *model, const
 }
 
 START_TEST(every_legal_step_fits_the_workspace) {
-    need_never_exceeds_the_reserve(&models[_i], NULL, DTYPE_F16);
-    need_never_exceeds_the_reserve(&models[_i], "scalar", DTYPE_F32);
+    need_never_exceeds_the_reserve(&models[_i], ops_cpu(NULL), 3, DTYPE_F16);
+    need_never_exceeds_the_reserve(&models[_i], ops_cpu("scalar"), 3, DTYPE_F32);
+    need_never_exceeds_the_reserve(&models[_i], ops_sim(), 132, DTYPE_F16);
 }
 END_TEST
 
