@@ -5,6 +5,7 @@
 #include "proto/messages.h"
 #include "worker/device/memory_ledger.h"
 #include "worker/step/executor.h"
+#include "worker/step/simulate.h"
 #include "worker/weights/weights.h"
 #include <stdint.h>
 
@@ -61,6 +62,14 @@ enum status engine_create(const struct engine_options *options, struct engine **
                           struct error *err) MUST_USE;
 void engine_destroy(struct engine *engine);    // accepts NULL
 
+// How long steps would take on a device that does not compute; zeroes elsewhere.
+struct engine_times {
+    struct simulate_shape decode;    // every sequence, as long as the pool holds for all
+    struct simulate_result decode_cost;
+    struct simulate_shape prefill;    // one sequence with all tokens of a step
+    struct simulate_result prefill_cost;
+};
+
 // What a start with these options would report, without loading or mapping anything: the same code
 // sizes both, so the two are equal to the byte.
 struct engine_plan {
@@ -71,7 +80,8 @@ struct engine_plan {
     uint64_t kv_bytes;
     uint64_t workspace_bytes;    // what the tiles of the capacity report need
     bool from_seal;              // found lines are those of the last sealed start like this one
-    const char *isa;             // operation table that would run
+    struct engine_times times;
+    const char *isa;    // operation table that would run
 };
 // `weights`: an open model, kept by the caller. EXHAUSTED when it does not fit, naming the line.
 enum status engine_plan(const struct engine_options *options, struct weights *weights,

@@ -241,6 +241,33 @@ static void write_facts(const struct report *report, struct buf *out) {
     }
 }
 
+// Time of a step with its messages; 0 where nothing is simulated.
+static double step_us(const struct report *report, const struct simulate_result *cost) {
+    const struct sim_spec *spec = sim_spec_find(report->options->device);
+    return spec == NULL ? 0.0
+                        : cost->us + sim_message_us(spec, report->rank_count, cost->message_bytes,
+                                                    cost->message_count);
+}
+
+static void write_times(const struct report *report, struct buf *out) {
+    const struct engine_times *t = &report->plan.times;
+    if (t->decode.seqs == 0) {
+        return;
+    }
+    const char *separator = "";
+    buf_append_str(out, "times    estimated:");
+    if (report->options->role != ENGINE_ROLE_PREFILL) {
+        buf_printf(out, " %u sequences of %u tokens decode in %.2f ms a step", t->decode.seqs,
+                   t->decode.context, step_us(report, &t->decode_cost) / 1000.0);
+        separator = ",";
+    }
+    if (report->options->role != ENGINE_ROLE_DECODE) {
+        buf_printf(out, "%s a prompt of %u tokens takes %.2f ms", separator, t->prefill.rows_each,
+                   step_us(report, &t->prefill_cost) / 1000.0);
+    }
+    buf_append_str(out, "\n");
+}
+
 static void write_text(const struct report *report, struct buf *out) {
     write_ranks(report, out);
     write_facts(report, out);
@@ -276,6 +303,7 @@ static void write_text(const struct report *report, struct buf *out) {
         buf_printf(out, " %u of %u,", requests_of(plan, LENGTHS[i]), LENGTHS[i]);
     }
     buf_printf(out, " %u of %u tokens\n", requests_of(plan, e->seq_tokens), e->seq_tokens);
+    write_times(report, out);
     buf_printf(out, "binds    %s\n", binding(report));
     buf_append_str(out, "what one change would give:\n");
     for (uint32_t i = 0; i < report->knob_count; i++) {
@@ -343,6 +371,15 @@ static void write_json_capacity(const struct report *report, struct buf *out) {
         buf_printf(out, "\"%u\":%u,", LENGTHS[i], requests_of(plan, LENGTHS[i]));
     }
     buf_printf(out, "\"%u\":%u}", e->seq_tokens, requests_of(plan, e->seq_tokens));
+    const struct engine_times *t = &plan->times;
+    if (t->decode.seqs > 0) {
+        buf_printf(
+            out,
+            ",\"step_seconds\":{\"decode\":{\"sequences\":%u,\"context\":%u,\"seconds\":%.9f},"
+            "\"prefill\":{\"tokens\":%u,\"seconds\":%.9f}}",
+            t->decode.seqs, t->decode.context, step_us(report, &t->decode_cost) / 1e6,
+            t->prefill.rows_each, step_us(report, &t->prefill_cost) / 1e6);
+    }
     buf_append_str(out, ",\"knobs\":[");
     for (uint32_t i = 0; i < report->knob_count; i++) {
         buf_append_str(out, i == 0 ? "" : ",");

@@ -26,6 +26,7 @@ enum sim_fact {
     SIM_FACT_MULTIPROCESSORS,
     SIM_FACT_BANDWIDTH,
     SIM_FACT_ARITHMETIC,
+    SIM_FACT_LINK,
     SIM_FACT_CONTEXT,
     SIM_FACT_LIBRARIES,
     SIM_FACT_GRAPH_NODE,
@@ -40,6 +41,7 @@ struct sim_spec {
     uint64_t context_bytes;
     uint64_t library_bytes;       // handles and code of libraries, once used
     uint64_t graph_node_bytes;    // of an executable graph, per kernel
+    double link_bytes_per_s;      // to the other devices of the node, in one direction
     bool has_multicast;           // NVLink switches that reduce (NVLS)
     uint32_t estimated;           // bit per sim_fact that no measurement stands behind
 };
@@ -56,6 +58,10 @@ struct sim_comm {
     uint64_t channels, ring, tree, nvls;
 };
 struct sim_comm sim_comm_bytes(const struct sim_spec *spec, uint32_t world);
+
+// Microseconds that messages between `world` ranks take: each byte of a sum travels twice over the
+// links, less the own share, and each message waits for all (estimate: 8 us).
+double sim_message_us(const struct sim_spec *spec, uint32_t world, uint64_t bytes, uint32_t count);
 
 // ---- what the device takes for itself ----------------------------------------------------------
 

@@ -3,7 +3,7 @@
 // stands behind carry a bit in `estimated`, and `tare plan` prints them so. Sources:
 //
 //   [DS]  vendor data sheet: memory bandwidth, dense bf16 products with fp32 sums (half of the
-//         figure "with sparsity"), multiprocessors.
+//         figure "with sparsity"), multiprocessors, NVLink or PCIe in one direction.
 //   [DM]  device-memory.md: the memory of an H200 (2.2), graph bytes per kernel (2.5, the newer
 //         figure), library handles (2.4: "a little"; code of the kernels used is our estimate).
 //   [OOM] "total capacity" in public out-of-memory reports: H100 79.11 GiB (vllm issue 27508),
@@ -24,34 +24,36 @@ enum { MIB = 1024 * 1024, GRAPH_NODE_BYTES = 10 * 1024, LIBRARY_MIB = 96 };
 #define FACT(name) (1u << SIM_FACT_##name)
 #define ALWAYS_ESTIMATED (FACT(CONTEXT) | FACT(LIBRARIES) | FACT(GRAPH_NODE))
 
-// name, title, memory, multiprocessors, GB/s, TFLOP/s, context MiB per multiprocessor, multicast,
-// estimated besides context, libraries and graphs
-#define SPEC(name, title, memory, sms, gbs, tflops, context, multicast, unsure)                    \
+// name, title, memory, multiprocessors, GB/s, TFLOP/s, link GB/s, context MiB per multiprocessor,
+// multicast, estimated besides context, libraries and graphs
+#define SPEC(name, title, memory, sms, gbs, tflops, link, context, multicast, unsure)              \
     {                                                                                              \
         name, title, memory, {sms, (gbs)*1e9, (tflops)*1e12, 2.0},                                 \
             (uint64_t)(context) * (sms)*MIB, (uint64_t)LIBRARY_MIB *MIB, GRAPH_NODE_BYTES,         \
-            multicast, ALWAYS_ESTIMATED | (unsure)                                                 \
+            (link)*1e9, multicast, ALWAYS_ESTIMATED | (unsure)                                     \
     }
 
 static const struct sim_spec specs[] = {
     // [OOM]; [DS] H100 SXM5: 3.35 TB/s, 989.4 TFLOP/s, 132 multiprocessors
-    SPEC("h100", "NVIDIA H100 80GB SXM", GIB_HUNDREDTHS(7911), 132, 3350, 989.4, 4, true, 0),
+    SPEC("h100", "NVIDIA H100 80GB SXM", GIB_HUNDREDTHS(7911), 132, 3350, 989.4, 450, 4, true, 0),
     // [DM] 150,110,011,392 B; [DS] 4.8 TB/s, 989.4 TFLOP/s
-    SPEC("h200", "NVIDIA H200 SXM", 150110011392u, 132, 4800, 989.4, 4, true, 0),
+    SPEC("h200", "NVIDIA H200 SXM", 150110011392u, 132, 4800, 989.4, 450, 4, true, 0),
     // memory: nominal 180 GB less what a driver keeps, unmeasured; [DS] 8 TB/s, 2.25 PFLOP/s
-    SPEC("b200", "NVIDIA B200 SXM", GIB_HUNDREDTHS(17835), 148, 8000, 2250, 4, true, FACT(MEMORY)),
+    SPEC("b200", "NVIDIA B200 SXM", GIB_HUNDREDTHS(17835), 148, 8000, 2250, 900, 4, true,
+         FACT(MEMORY)),
     // memory unmeasured; [DS] 1,792 GB/s, 209.5 TFLOP/s, 170 multiprocessors
-    SPEC("rtx5090", "NVIDIA GeForce RTX 5090", GIB_HUNDREDTHS(3136), 170, 1792, 209.5, 3, false,
+    SPEC("rtx5090", "NVIDIA GeForce RTX 5090", GIB_HUNDREDTHS(3136), 170, 1792, 209.5, 64, 3, false,
          FACT(MEMORY)),
     // [OOM]; [DS] 896 GB/s, 82 multiprocessors; products follow the power limit: unmeasured
-    SPEC("rtx5090-laptop", "NVIDIA GeForce RTX 5090 Laptop", GIB_HUNDREDTHS(2346), 82, 896, 114, 3,
-         false, FACT(ARITHMETIC)),
+    SPEC("rtx5090-laptop", "NVIDIA GeForce RTX 5090 Laptop", GIB_HUNDREDTHS(2346), 82, 896, 114, 32,
+         3, false, FACT(ARITHMETIC) | FACT(LINK)),
     // [OOM]; [DS] 1,008 GB/s, 165.2 TFLOP/s, 128 multiprocessors
-    SPEC("rtx4090", "NVIDIA GeForce RTX 4090", GIB_HUNDREDTHS(2365), 128, 1008, 165.2, 3, false, 0),
+    SPEC("rtx4090", "NVIDIA GeForce RTX 4090", GIB_HUNDREDTHS(2365), 128, 1008, 165.2, 32, 3, false,
+         0),
     // memory unmeasured; [DS] 864 GB/s, 362 TFLOP/s, 142 multiprocessors
-    SPEC("l40s", "NVIDIA L40S", GIB_HUNDREDTHS(4439), 142, 864, 362, 3, false, FACT(MEMORY)),
+    SPEC("l40s", "NVIDIA L40S", GIB_HUNDREDTHS(4439), 142, 864, 362, 32, 3, false, FACT(MEMORY)),
     // memory unmeasured; [DS] A100 SXM: 2,039 GB/s, 312 TFLOP/s, 108 multiprocessors
-    SPEC("a100-80g", "NVIDIA A100 80GB SXM", GIB_HUNDREDTHS(7915), 108, 2039, 312, 4, false,
+    SPEC("a100-80g", "NVIDIA A100 80GB SXM", GIB_HUNDREDTHS(7915), 108, 2039, 312, 300, 4, false,
          FACT(MEMORY)),
 };
 enum { SPEC_COUNT = sizeof specs / sizeof *specs };
@@ -75,8 +77,8 @@ const struct sim_spec *sim_spec_find(const char *name) {
 
 const char *sim_fact_name(enum sim_fact fact) {
     static const char *const names[SIM_FACT_COUNT] = {
-        "memory bytes",  "multiprocessors", "bytes per second",      "operations per second",
-        "context bytes", "library bytes",   "graph bytes per kernel"};
+        "memory bytes",          "multiprocessors", "bytes per second", "operations per second",
+        "link bytes per second", "context bytes",   "library bytes",    "graph bytes per kernel"};
     INVARIANT(fact < SIM_FACT_COUNT);
     return names[fact];
 }
@@ -91,6 +93,8 @@ double sim_fact_value(const struct sim_spec *spec, enum sim_fact fact) {
         return spec->machine.bytes_per_s;
     case SIM_FACT_ARITHMETIC:
         return spec->machine.flops_per_s;
+    case SIM_FACT_LINK:
+        return spec->link_bytes_per_s;
     case SIM_FACT_CONTEXT:
         return (double)spec->context_bytes;
     case SIM_FACT_LIBRARIES:
@@ -120,4 +124,13 @@ struct sim_comm sim_comm_bytes(const struct sim_spec *spec, uint32_t world) {
         // channels * 2 * 8 * 128 KiB * heads, one head a rank
         .nvls = spec->has_multicast ? (uint64_t)CHANNELS * 2 * world * MIB : 0,
     };
+}
+
+double sim_message_us(const struct sim_spec *spec, uint32_t world, uint64_t bytes, uint32_t count) {
+    static const double WAIT_US = 8.0;
+    if (world == 1) {
+        return 0.0;
+    }
+    double share = 2.0 * (world - 1) / world;
+    return share * (double)bytes / spec->link_bytes_per_s * 1e6 + WAIT_US * count;
 }

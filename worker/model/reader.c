@@ -4,7 +4,8 @@
 #include "common/invariant.h"
 #include <string.h>
 
-// Under measure, addresses are offsets from here; they are compared and subtracted, never read.
+// Under measure and simulate, addresses are offsets from here; they are compared and subtracted,
+// never read.
 static const uintptr_t MEASURE_BASE = (uintptr_t)1 << 30;
 
 static void init(struct reader *reader, const struct ops *ops, const struct op_ctx *ctx) {
@@ -27,6 +28,13 @@ void reader_init_run(struct reader *reader, const struct ops *ops, const struct 
     reader->arena_bytes = arena_bytes;
 }
 
+void reader_init_simulate(struct reader *reader, const struct ops *ops, const struct op_ctx *ctx) {
+    init(reader, ops, ctx);
+    reader->executes = true;
+    reader->simulates = true;
+    reader->arena_bytes = SIZE_MAX;
+}
+
 size_t reader_peak_bytes(const struct reader *reader) {
     return reader->peak_bytes;
 }
@@ -36,7 +44,7 @@ uint32_t reader_launch_count(const struct reader *reader) {
 }
 
 static uintptr_t base_of(const struct reader *reader) {
-    return reader->executes ? (uintptr_t)reader->arena : MEASURE_BASE;
+    return reader->arena != NULL ? (uintptr_t)reader->arena : MEASURE_BASE;
 }
 
 void *reader_take(struct reader *reader, size_t bytes) {
@@ -98,7 +106,7 @@ static struct op_ctx with_scratch(struct reader *reader, size_t bytes) {
 
 static void note_message(struct reader *reader, uint64_t bytes) {
     if (reader->collective != NULL) {
-        INVARIANT(!reader->executes);
+        INVARIANT(!reader->executes || reader->simulates);
         collective_note(reader->collective, bytes);
     }
 }

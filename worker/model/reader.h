@@ -16,6 +16,8 @@
 // memory by the same rule (lowest offset that fits among what is alive), so they cannot disagree.
 // The *capture* reader is the run reader over a device's recording operations (device.h): the same
 // calls with the same addresses become a list that is replayed without the forward function.
+// The *simulate* reader executes operations that have no arithmetic (kernels/sim), at addresses
+// without memory, so that they add up what a step would cost.
 // The scratch of an operation comes from its own question and lives only while the operation runs.
 //
 //   Owns       nothing; keeps the arena, the operations and the context it was given.
@@ -34,6 +36,7 @@ struct reader {
     const struct ops *ops;
     const struct op_ctx *ctx;    // parallel, pool, thread_count; scratch is set per operation
     bool executes;
+    bool simulates;
     uint8_t *arena;    // run only
     size_t arena_bytes;
     size_t peak_bytes;    // highest end of any range so far
@@ -46,6 +49,7 @@ struct reader {
 void reader_init_measure(struct reader *reader, const struct ops *ops, const struct op_ctx *ctx);
 void reader_init_run(struct reader *reader, const struct ops *ops, const struct op_ctx *ctx,
                      uint8_t *arena, size_t arena_bytes);
+void reader_init_simulate(struct reader *reader, const struct ops *ops, const struct op_ctx *ctx);
 size_t reader_peak_bytes(const struct reader *reader);
 uint32_t reader_launch_count(const struct reader *reader);    // operations asked for so far
 

@@ -6,6 +6,7 @@
 #include "kernels/sim/ops_sim.h"
 #include "tests/unit/suites.h"
 #include "worker/model/model.h"
+#include "worker/step/simulate.h"
 
 #include <string.h>
 
@@ -34,46 +35,24 @@ static void tear_down(void) {
     weights_close(weights);
 }
 
-// `seqs` sequences of `rows_each` rows that end at position `context`.
-static struct sim_meter simulate(uint32_t seqs, uint32_t rows_each, uint32_t context) {
-    enum { ROWS_MAX = 4096 };
-    static uint32_t position[ROWS_MAX], row_seq[ROWS_MAX], seq_row[ROWS_MAX + 1];
-    static uint32_t logit_row[ROWS_MAX];
-    static struct op_sample_row sample[ROWS_MAX];
-    uint32_t rows = seqs * rows_each;
-    ck_assert_uint_le(rows, ROWS_MAX);
-    for (uint32_t i = 0; i < rows; i++) {
-        row_seq[i] = i / rows_each;
-        position[i] = context - rows_each + i % rows_each;
-        logit_row[i] = i;
-        sample[i] = (struct op_sample_row){.target = -1};
-    }
-    for (uint32_t s = 0; s <= seqs; s++) {
-        seq_row[s] = s * rows_each;
-    }
-    struct op_step step = {.row_count = rows,
-                           .seq_count = seqs,
-                           .logit_count = seqs,
-                           .position = position,
-                           .row_seq = row_seq,
-                           .seq_row = seq_row};
-    struct forward_step forward = {.step = &step,
-                                   .kv = &kv,
-                                   .logit_row = logit_row,
-                                   .sample_rows = sample,
-                                   .tiles = {64, 512, 512, 1584}};
+// `seqs` sequences of `rows_each` rows that end before position `context`.
+static struct simulate_result simulate(uint32_t seqs, uint32_t rows_each, uint32_t context) {
+    static const struct tiles tiles = {64, 512, 512, 1584};
+    struct simulate_shape shape = {seqs, rows_each, context};
     struct sim_meter meter = {.machine = &machine};
     struct op_ctx ctx;
-    struct reader reader;
+    struct simulate_result result;
+    struct error err = {0};
     ops_sim_context(&meter, &ctx);
-    // Nothing reads or writes the arena.
-    reader_init_run(&reader, ops_sim(), &ctx, (uint8_t *)((uintptr_t)1 << 30), SIZE_MAX / 2);
-    model_forward(model, &reader, &forward);
-    return meter;
+    ck_assert_int_eq(simulate_step(model, ops_sim(), &ctx, &kv, &tiles, &shape, &result, &err),
+                     STATUS_OK);
+    ck_assert_uint_eq(meter.launch_count, 0);    // the device itself did nothing
+    ck_assert_uint_eq(result.message_count, 0);
+    return result;
 }
 
 START_TEST(a_decode_step_costs_the_reading_of_weights_and_kv) {
-    struct sim_meter one = simulate(1, 1, 1000);
+    struct simulate_result one = simulate(1, 1, 1000);
     // Every matrix once; the embedding matrix is looked up, not read.
     double matrices = 2.0 * (8030261248.0 - 128256.0 * 4096.0 - 65.0 * 4096.0);
     ck_assert(one.bytes > matrices);
@@ -82,16 +61,15 @@ START_TEST(a_decode_step_costs_the_reading_of_weights_and_kv) {
     ck_assert(one.us > limit_us);
     ck_assert(one.us < 1.5 * limit_us);
     // 64 sequences of 8,000 tokens read their KV, 128 KiB a token, and the weights still once.
-    struct sim_meter many = simulate(64, 1, 8000);
+    struct simulate_result many = simulate(64, 1, 8000);
     double kv_bytes = 64.0 * 8000 * 131072;
     ck_assert(many.bytes > one.bytes + 0.99 * kv_bytes);
     ck_assert(many.bytes < one.bytes + 1.02 * kv_bytes);
-    ck_assert_uint_eq(one.launch_count, many.launch_count);
 }
 END_TEST
 
 START_TEST(a_prefill_step_costs_its_products) {
-    struct sim_meter meter = simulate(1, 4096, 4096);
+    struct simulate_result meter = simulate(1, 4096, 4096);
     // Products of all rows with all layers, causal attention, logits of one row.
     double layers = 2.0 * 4096 * (8030261248.0 - 2 * 128256.0 * 4096.0 - 65.0 * 4096.0);
     double attention = 4.0 * 4096 * LAYERS * (4096.0 * 4097 / 2);
@@ -105,7 +83,7 @@ END_TEST
 START_TEST(more_tokens_take_longer) {
     double before = 0;
     for (uint32_t rows = 1; rows <= 4096; rows *= 4) {
-        struct sim_meter meter = simulate(1, rows, 4096);
+        struct simulate_result meter = simulate(1, rows, 4096);
         ck_assert(meter.us > before);
         before = meter.us;
     }
@@ -193,6 +171,30 @@ START_TEST(the_first_launch_of_each_kernel_is_told_once) {
 }
 END_TEST
 
+START_TEST(ranks_share_the_work_and_pay_for_messages) {
+    struct model *part = NULL;
+    struct op_kv_layout part_kv;
+    static const struct tiles tiles = {64, 512, 512, 1584};
+    struct simulate_shape shape = {32, 1, 4000};
+    struct sim_meter meter = {.machine = &machine};
+    struct op_ctx ctx;
+    struct simulate_result alone, shared;
+    ops_sim_context(&meter, &ctx);
+    ck_assert_int_eq(
+        model_create(weights, ops_sim(), (struct model_shard){3, 4}, 8192, &part, NULL), STATUS_OK);
+    model_kv_layout(part, DTYPE_F16, BLOCK, &part_kv);
+    ck_assert_int_eq(simulate_step(model, ops_sim(), &ctx, &kv, &tiles, &shape, &alone, NULL),
+                     STATUS_OK);
+    ck_assert_int_eq(simulate_step(part, ops_sim(), &ctx, &part_kv, &tiles, &shape, &shared, NULL),
+                     STATUS_OK);
+    // Products divide by four but for the padding of the vocabulary.
+    ck_assert(shared.flops > 0.999 * alone.flops / 4 && shared.flops < 1.01 * alone.flops / 4);
+    ck_assert_uint_eq(alone.message_count, 0);
+    ck_assert_uint_eq(shared.message_count, 1 + 2 * LAYERS + 1);
+    model_destroy(part);
+}
+END_TEST
+
 Suite *suite_ops_sim(void) {
     Suite *suite = suite_create("kernels/ops_sim");
     TCase *tc = tcase_create("all");
@@ -200,6 +202,7 @@ Suite *suite_ops_sim(void) {
     tcase_add_test(tc, a_decode_step_costs_the_reading_of_weights_and_kv);
     tcase_add_test(tc, a_prefill_step_costs_its_products);
     tcase_add_test(tc, more_tokens_take_longer);
+    tcase_add_test(tc, ranks_share_the_work_and_pay_for_messages);
     tcase_add_test(tc, a_smaller_step_never_needs_more_scratch);
     tcase_add_test(tc, a_token_depends_on_its_request_and_position);
     tcase_add_test(tc, the_first_launch_of_each_kernel_is_told_once);
