@@ -96,6 +96,47 @@ static bool enqueue(struct controller *c, const struct core_input *input) {
     return true;
 }
 
+// ---- the KV pool's size ------------------------------------------------------------------------
+
+static uint64_t block_bytes(const struct controller *c) {
+    const struct message_capacity *capacity = core_capacity(c->core);
+    return capacity == NULL ? 0 : capacity->kv_bytes_per_token * capacity->block_tokens;
+}
+
+static void tell_resized(struct controller *c, const struct core_action *action) {
+    bool nothing = action->resized.after == action->resized.before;
+    const char *part = nothing ? "refused" : "partial";
+    const struct {
+        const char *state, *reason;
+    } texts[] = {
+        [RESIZE_OUTCOME_DONE] = {"done", ""},
+        [RESIZE_OUTCOME_ROUNDED] = {"done", "memory comes and goes in whole chunks"},
+        [RESIZE_OUTCOME_NEEDED] = {part,
+                                   "requests that were accepted need the rest: try again when "
+                                   "they have finished"},
+        [RESIZE_OUTCOME_SHORT] = {part, action->resized.note},
+        [RESIZE_OUTCOME_BUSY] = {"refused", "another resize is under way"},
+        [RESIZE_OUTCOME_UNAVAILABLE] = {"unavailable", "no worker is ready"},
+        [RESIZE_OUTCOME_LOST] = {"unavailable",
+                                 "the worker was lost on the way; its next start tells its size"},
+    };
+    const char *reason = texts[action->resized.outcome].reason;
+    struct admin_outcome outcome = {
+        .operation = action->resized.operation,
+        .state = texts[action->resized.outcome].state,
+        .blocks_asked = action->resized.asked,
+        .blocks_before = action->resized.before,
+        .blocks_after = action->resized.after,
+        .block_bytes = block_bytes(c),
+        .reason = reason == NULL ? "" : reason,
+    };
+    log_info("controller",
+             "kv resize ended operation=%llu state=%s asked=%u before=%u after=%u reason=\"%s\"",
+             (unsigned long long)outcome.operation, outcome.state, outcome.blocks_asked,
+             outcome.blocks_before, outcome.blocks_after, outcome.reason);
+    admin_resized(c->admin, &outcome);
+}
+
 static void on_action(void *ctx, const struct core_action *action) {
     struct controller *c = ctx;
     uint64_t now_us = clock_monotonic_us();
@@ -118,6 +159,9 @@ static void on_action(void *ctx, const struct core_action *action) {
     case CORE_ACTION_RESYNC:
         c->resync_wanted = true;
         c->resync_worker = action->resync.worker;
+        break;
+    case CORE_ACTION_RESIZED:
+        tell_resized(c, action);
         break;
     case CORE_ACTION_DRAINED:
         c->drained = true;
@@ -263,6 +307,59 @@ static void on_status(void *ctx, struct buf *out) {
     status_json(&view, out);
 }
 
+// What a request may be long follows the pool at once, not only when its memory is gone.
+static void follow_pool(struct controller *c) {
+    struct core_gauges gauges;
+    core_gauges(c->core, clock_monotonic_us(), &gauges);
+    if (gauges.ready) {
+        struct message_capacity capacity = *core_capacity(c->core);
+        capacity.kv_blocks = gauges.kv_blocks_total;
+        api_on_capacity(c->api, &capacity);
+    }
+}
+
+// Blocks that the pool is to have. Bytes are a limit: what they hold, in whole blocks.
+static enum status blocks_asked(const struct controller *c, const struct admin_resize *ask,
+                                uint32_t *out, struct error *err) {
+    struct core_gauges gauges;
+    core_gauges(c->core, clock_monotonic_us(), &gauges);
+    int64_t unit = ask->bytes ? (int64_t)block_bytes(c) : 1;
+    if (unit == 0) {
+        return error_set(err, STATUS_BUSY, "no worker has told its blocks yet");
+    }
+    const int64_t most = (int64_t)BOUND_BLOCKS * unit;
+    if (ask->amount > most || ask->amount < -most) {
+        return error_set(err, STATUS_INVALID, "%lld %s are more than a pool can have",
+                         (long long)ask->amount, ask->bytes ? "bytes" : "blocks");
+    }
+    int64_t wanted = ask->amount + (ask->relative ? gauges.kv_blocks_total * unit : 0);
+    int64_t blocks = wanted / unit;
+    if (wanted < unit || blocks > (int64_t)BOUND_BLOCKS) {
+        return error_set(err, STATUS_INVALID,
+                         "the pool has %u blocks of %llu bytes; it can have 1 to %u blocks",
+                         gauges.kv_blocks_total, (unsigned long long)block_bytes(c), BOUND_BLOCKS);
+    }
+    *out = (uint32_t)blocks;
+    return STATUS_OK;
+}
+
+static enum status on_resize_kv(void *ctx, const struct admin_resize *ask, struct error *err) {
+    struct controller *c = ctx;
+    if (strcmp(ask->group, STATUS_JSON_GROUP) != 0) {
+        return error_set(err, STATUS_NOT_FOUND, "there is no group '%.64s'; `tare status` names it",
+                         ask->group);
+    }
+    uint32_t blocks = 0;
+    TRY(blocks_asked(c, ask, &blocks, err));
+    log_info("controller", "kv resize asked operation=%llu blocks=%u because=\"%.200s\"",
+             (unsigned long long)ask->operation, blocks, ask->reason);
+    struct core_input input = {.kind = CORE_INPUT_RESIZE_KV, .resize = {ask->operation, blocks}};
+    enqueue_surely(c, &input);
+    tick(c);
+    follow_pool(c);
+    return STATUS_OK;
+}
+
 static void on_access(void *ctx, const struct api_access *access) {
     struct controller *c = ctx;
     if (access->probe || !config_bool(c->config, OPTION_ACCESS_LOG)) {
@@ -326,7 +423,7 @@ static void on_ready(void *ctx, struct worker_id worker, uint64_t epoch,
     struct core_input input = {.kind = CORE_INPUT_WORKER_READY, .ready = {worker, capacity, epoch}};
     enqueue_surely(c, &input);
     tick(c);
-    api_on_capacity(c->api, capacity);
+    follow_pool(c);
     log_info("controller", "ready kv_tokens=%llu context=%u threads=%u",
              (unsigned long long)capacity->kv_blocks * capacity->block_tokens,
              capacity->envelope.seq_tokens, capacity->threads);
@@ -534,7 +631,7 @@ static enum status open_links(struct controller *c, struct error *err) {
 
 // Operators reach us through the run directory, which only we may enter.
 static enum status open_admin(struct controller *c, struct uv_loop_s *loop, struct error *err) {
-    struct admin_config admin = {c, on_status};
+    struct admin_config admin = {c, on_status, on_resize_kv};
     TRY(admin_create(&admin, &c->admin, err));
     struct http_server_config config;
     http_server_defaults(&config);
@@ -634,6 +731,7 @@ void controller_turn(struct controller *c) {
         tick(c);
     }
     http_server_flush(c->server);
+    http_server_flush(c->admin_server);    // operations that ended
     if (ticked) {
         worker_link_poll(c->link, clock_monotonic_us());    // sending may have hidden an arrival
     }

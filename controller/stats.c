@@ -562,10 +562,8 @@ static void copy_gauges(struct stats *stats, const struct stats_view *view) {
     metric_set(stats->states[REQUEST_STATE_DECODING], gauges->decoding);
     metric_set(stats->queue_tokens, (double)gauges->queued_tokens);
     metric_set(stats->queue_oldest, seconds(gauges->queue_oldest_us));
-    uint32_t held =
-        gauges->kv_blocks_total - gauges->kv_blocks_free - gauges->kv_blocks_quarantined;
     metric_set(stats->blocks[BLOCK_STATE_FREE], gauges->kv_blocks_free);
-    metric_set(stats->blocks[BLOCK_STATE_HELD], held);
+    metric_set(stats->blocks[BLOCK_STATE_HELD], gauges->kv_blocks_held);
     metric_set(stats->blocks[BLOCK_STATE_QUARANTINE], gauges->kv_blocks_quarantined);
     metric_set(stats->blocks_capacity, gauges->kv_blocks_total);
     metric_set(stats->connections, view->connections);

@@ -42,7 +42,10 @@ static void write_kv(const struct core_gauges *g, const struct message_capacity 
                      struct buf *out) {
     uint64_t tokens = c != NULL ? (uint64_t)c->kv_blocks * c->block_tokens : 0;
     buf_append_str(out, "\"kv\":{");
+    put_text(out, "group", STATUS_JSON_GROUP);
+    put_text(out, "state", g->kv_resizing ? "resizing" : "steady");
     put_count(out, "blocks", g->kv_blocks_total);
+    put_count(out, "block_bytes", c != NULL ? c->kv_bytes_per_token * c->block_tokens : 0);
     put_count(out, "blocks_free", g->kv_blocks_free);
     put_count(out, "blocks_quarantined", g->kv_blocks_quarantined);
     put_count(out, "block_tokens", c != NULL ? c->block_tokens : 0);

@@ -9,6 +9,8 @@
 //
 //   Owns nothing.  Thread any.  Allocates in `out`.  Fails never; a full `out` says so itself.
 
+#define STATUS_JSON_GROUP "0"    // the only group of this version, as people name it
+
 struct status_view {
     const char *model;
     const char *address;    // where clients reach it

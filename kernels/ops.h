@@ -181,6 +181,15 @@ struct op_attention_args {
     uint32_t parts;    // tile: results of spans held at once; 0: OP_ATTENTION_PARTS_PER_THREAD each
 };
 
+// Whole blocks of the pool, all layers: from[i] to to[i]. No block is in both lists, or twice in
+// one.
+struct op_kv_copy_args {
+    const struct op_step *step;
+    const struct op_kv_layout *kv;
+    const uint32_t *from, *to;    // [count]
+    uint32_t count;
+};
+
 // ---- sampling ----------------------------------------------------------------------------------
 
 enum { OP_SAMPLE_TOP_MAX = 20 };
@@ -244,6 +253,9 @@ struct ops {
                         uint32_t row_begin, uint32_t row_end);
 
     size_t (*kv_page_bytes)(const struct op_kv_layout *layout);    // one (block, layer)
+
+    // Between steps, never part of a captured one.
+    void (*kv_copy)(const struct op_ctx *ctx, const struct op_kv_copy_args *args);
 
     void (*embed)(const struct op_ctx *ctx, const struct op_embed_args *args);
     size_t (*matmul_scratch)(const struct op_ctx *ctx, const struct op_matmul_args *args);

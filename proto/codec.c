@@ -283,11 +283,31 @@ static bool changes_encode(const struct plan *plan, struct arena *arena, Tare__S
     return true;
 }
 
+static bool moves_encode(const struct plan *plan, struct arena *arena, Tare__StepPlan *out) {
+    void *items = NULL;
+    out->n_move = plan->move_count;
+    out->move = pointer_array(arena, plan->move_count, sizeof **out->move, &items);
+    if (out->move == NULL) {
+        return false;
+    }
+    for (uint32_t i = 0; i < plan->move_count; i++) {
+        const struct plan_move *in = &plan->moves[i];
+        tare__move__init(out->move[i]);
+        out->move[i]->slot = in->ref.slot;
+        out->move[i]->gen = in->ref.gen;
+        out->move[i]->index = in->index;
+        out->move[i]->block = in->block;
+    }
+    return true;
+}
+
 enum status codec_plan_encode(const struct plan *plan, struct arena *scratch, struct buf *out,
                               struct error *err) {
     Tare__StepPlan message = TARE__STEP_PLAN__INIT;
     message.decode_rows = plan->decode_rows;
-    if (!admits_encode(plan, scratch, &message) || !changes_encode(plan, scratch, &message)) {
+    message.kv_blocks = plan->kv_blocks;
+    if (!admits_encode(plan, scratch, &message) || !changes_encode(plan, scratch, &message) ||
+        !moves_encode(plan, scratch, &message)) {
         return no_memory(err);
     }
     struct message_address address = {plan->group, plan->epoch, plan->seq};
@@ -366,6 +386,21 @@ static enum status changes_decode(const Tare__StepPlan *in, struct arena *arena,
     return STATUS_OK;
 }
 
+static enum status moves_decode(const Tare__StepPlan *in, struct arena *arena, struct plan *out,
+                                struct error *err) {
+    struct plan_move *moves = arena_array(arena, in->n_move, sizeof *moves);
+    if (moves == NULL) {
+        return no_memory(err);
+    }
+    for (size_t i = 0; i < in->n_move; i++) {
+        const Tare__Move *move = in->move[i];
+        moves[i] = (struct plan_move){{move->slot, move->gen}, move->index, move->block};
+    }
+    out->moves = moves;
+    out->move_count = (uint32_t)in->n_move;
+    return STATUS_OK;
+}
+
 enum status codec_plan_decode(const struct message_header *header, const uint8_t *body,
                               struct arena *arena, struct plan *out, struct error *err) {
     INVARIANT(header->kind == MESSAGE_KIND_PLAN);
@@ -378,12 +413,17 @@ enum status codec_plan_decode(const struct message_header *header, const uint8_t
         in->n_prefill > BOUND_SEQS) {
         return broken(err, "a list is longer than the number of slots");
     }
+    if (in->n_move > BOUND_KV_MOVES) {
+        return broken(err, "too many moves");
+    }
     *out = (struct plan){
         .group = header->group,
         .epoch = header->epoch,
         .seq = header->seq,
         .decode_rows = in->decode_rows,
+        .kv_blocks = in->kv_blocks,
     };
+    TRY(moves_decode(in, arena, out, err));
     TRY(admits_decode(in, arena, out, err));
     return changes_decode(in, arena, out, err);
 }
@@ -580,6 +620,7 @@ static enum status capacity_encode(const struct control_message *message, struct
     tiles.matmul_rows = in->tiles.matmul_rows;
     tiles.attention_parts = in->tiles.attention_parts;
     capacity.tiles = &tiles;
+    capacity.kv_note = mutable(in->kv_note == NULL ? "" : in->kv_note);
     void *items = NULL;
     capacity.n_lines = in->line_count;
     capacity.lines = pointer_array(scratch, in->line_count, sizeof **capacity.lines, &items);
@@ -703,6 +744,7 @@ static enum status capacity_decode(const Tare__Capacity *in, struct arena *arena
                   .mlp_rows = in->tiles->mlp_rows,
                   .matmul_rows = in->tiles->matmul_rows,
                   .attention_parts = in->tiles->attention_parts},
+        .kv_note = in->kv_note,
         .line_count = (uint32_t)in->n_lines,
         .lines = lines,
     };

@@ -111,6 +111,32 @@ static enum status check_prefill(const struct plan_prefill *chunk, const struct 
     return STATUS_OK;
 }
 
+// What can be said of moves without the slot table. None is met twice: bounded, so compared in
+// pairs.
+static enum status check_moves(const struct plan *plan, const struct plan_limits *limits,
+                               struct error *err) {
+    if (plan->move_count > BOUND_KV_MOVES) {
+        return range_error(err, "move count", plan->move_count, BOUND_KV_MOVES);
+    }
+    for (uint32_t i = 0; i < plan->move_count; i++) {
+        const struct plan_move *move = &plan->moves[i];
+        TRY(check_slot(move->ref, limits, err));
+        TRY(check_blocks(&move->block, 1, limits, err));
+        for (uint32_t k = 0; k < i; k++) {
+            const struct plan_move *other = &plan->moves[k];
+            bool same = other->ref.slot == move->ref.slot && other->index == move->index;
+            if (same || other->block == move->block) {
+                return error_set(err, STATUS_INVALID, "two moves share a block of slot %u",
+                                 move->ref.slot);
+            }
+        }
+    }
+    if (plan->kv_blocks > BOUND_BLOCKS) {
+        return range_error(err, "KV blocks asked for", plan->kv_blocks, BOUND_BLOCKS);
+    }
+    return STATUS_OK;
+}
+
 enum status plan_validate(const struct plan *plan, const struct plan_limits *limits,
                           struct error *err) {
     uint32_t seqs = limits->envelope.seqs;
@@ -127,6 +153,7 @@ enum status plan_validate(const struct plan *plan, const struct plan_limits *lim
             return range_error(err, lists[i].name, lists[i].count, seqs);
         }
     }
+    TRY(check_moves(plan, limits, err));
     for (uint32_t i = 0; i < plan->admit_count; i++) {
         TRY(check_admit(&plan->admits[i], limits, err));
     }

@@ -10,7 +10,8 @@
 
 // What the daemons say to each other, as plain C structs, and the validators used by both sides.
 //
-// The idea: a plan is a delta. It lists admissions, block appends, retirements and prompt chunks;
+// The idea: a plan is a delta. It lists admissions, block appends, retirements, prompt chunks, and
+// blocks that move when the pool shrinks;
 // every admitted sequence whose prompt is complete and that is not paused decodes one token in
 // every step without being named. All ranks of a group receive the same bytes. Each message carries
 // (group, epoch, seq) in a fixed header, so a stale or repeated one is recognised before its body
@@ -33,7 +34,7 @@ enum message_kind {
     MESSAGE_KIND_WELCOME,      // controller: your epoch and rank
     MESSAGE_KIND_REFUSED,      // controller: you may not join, and why
     MESSAGE_KIND_PROGRESS,     // worker: loading
-    MESSAGE_KIND_CAPACITY,     // worker: sealed, this is what fits
+    MESSAGE_KIND_CAPACITY,     // worker: sealed or resized, this is what fits
     MESSAGE_KIND_HEARTBEAT,    // both ways
     MESSAGE_KIND_PLAN,         // controller: do this step
     MESSAGE_KIND_RESULT,       // worker: done, or refused
@@ -105,6 +106,14 @@ struct plan_retire {
     struct slot_ref ref;    // the slot and its blocks are dead to the worker after this plan
 };
 
+// Before anything else of the plan happens: block `index` of the sequence is copied, and is `block`
+// from then on. Every `block` lies below every place that is left, so copies cannot meet.
+struct plan_move {
+    struct slot_ref ref;
+    uint32_t index;
+    uint32_t block;
+};
+
 struct plan_prefill {
     struct slot_ref ref;
     uint32_t start_pos;    // position of the first token of this chunk
@@ -122,11 +131,15 @@ struct plan {
     uint64_t seq;    // 1, 2, 3 ... within an epoch
     // Implicit decode rows of this step, as the controller counts them: a check.
     uint32_t decode_rows;
-    uint32_t admit_count, update_count, retire_count, prefill_count;
+    // After the step the pool is to have so many blocks, and the worker answers with a capacity
+    // report behind the result; 0: as it is.
+    uint32_t kv_blocks;
+    uint32_t admit_count, update_count, retire_count, prefill_count, move_count;
     const struct plan_admit *admits;
     const struct plan_update *updates;
     const struct plan_retire *retires;
     const struct plan_prefill *prefills;
+    const struct plan_move *moves;
 };
 
 // ---- results -----------------------------------------------------------------------------------
@@ -227,6 +240,8 @@ struct message_capacity {
     struct envelope envelope;
     uint32_t block_tokens;
     uint32_t kv_blocks;    // usable block ids: 0 .. kv_blocks - 1
+    // After a resize, why the pool is not as large as was asked; "" or NULL otherwise.
+    const char *kv_note;
     uint64_t kv_bytes_per_token;
     uint32_t vocabulary;
     uint64_t parameters;

@@ -69,16 +69,33 @@ static void report_progress(void *ctx, const struct message_progress *progress) 
     post_control(worker, LINK_FRAME_PROGRESS, &message);
 }
 
+static void report_capacity(struct worker *worker, const char *kv_note) {
+    struct control_message message = {
+        .kind = MESSAGE_KIND_CAPACITY,
+        .address = {.epoch = worker->epoch},
+        .capacity = *engine_capacity(worker->engine),
+    };
+    message.capacity.kv_note = kv_note;
+    post_control(worker, LINK_FRAME_CAPACITY, &message);
+}
+
 static void begin_epoch(struct worker *worker, uint64_t epoch) {
     worker->epoch = epoch;
     executor_reset(engine_executor(worker->engine), epoch);
     memset(worker->result_seq, 0, sizeof worker->result_seq);
-    struct control_message message = {
-        .kind = MESSAGE_KIND_CAPACITY,
-        .address = {.epoch = epoch},
-        .capacity = *engine_capacity(worker->engine),
-    };
-    post_control(worker, LINK_FRAME_CAPACITY, &message);
+    report_capacity(worker, "");
+}
+
+// After the step that the plan asked for: no step runs, and no slot holds a block above a lower
+// end.
+static void resize_pool(struct worker *worker, uint32_t kv_blocks) {
+    struct error err = {0};
+    uint32_t before = engine_capacity(worker->engine)->kv_blocks;
+    uint32_t after = before;
+    enum status status = engine_resize_kv(worker->engine, kv_blocks, &after, &err);
+    log_info("worker", "kv pool resized asked=%u before=%u after=%u status=%s", kv_blocks, before,
+             after, status_name(status));
+    report_capacity(worker, err.message);
 }
 
 // A plan that was already carried out is answered again from the ring.
@@ -110,6 +127,7 @@ static enum status run_plan(struct worker *worker, size_t bytes, struct error *e
     struct plan plan;
     arena_reset(&worker->arena);
     TRY(codec_plan_decode(&header, body, &worker->arena, &plan, err));
+    uint32_t resize_blocks = plan.kv_blocks;
     struct step_result result;
     executor_run(engine_executor(worker->engine), &plan, &result);
     worker->progress.applied_seq = result.applied_seq;
@@ -123,6 +141,9 @@ static enum status run_plan(struct worker *worker, size_t bytes, struct error *e
         worker->result_seq[at] = header.seq;
     }
     post(worker, LINK_FRAME_RESULT, encoded);
+    if (result.status == RESULT_STATUS_OK && resize_blocks > 0) {
+        resize_pool(worker, resize_blocks);
+    }
     return STATUS_OK;
 }
 

@@ -3,23 +3,28 @@
 #include "common/exit_code.h"
 #include "common/version.h"
 #include "controller/cli/plan.h"
+#include "controller/cli/resize.h"
 #include "controller/cli/serve.h"
 #include "controller/cli/status.h"
 #include <stdio.h>
 #include <string.h>
 
 static int print_help(FILE *out) {
-    fputs("usage: tare VERB ...\n"
-          "\n"
-          "  serve MODEL [options]   start a server on this host: one controller, one worker\n"
-          "  plan MODEL [--json] [options]\n"
-          "                          what serve with these options would weigh: memory ledger,\n"
-          "                          envelope, KV tokens, what binds, what each change would give\n"
-          "  status [--run-dir DIR] [--json]\n"
-          "                          what a running server does: requests, KV, worker, memory\n"
-          "  version                 version and commit\n"
-          "  help                    this page; `tare serve --help` lists the options\n",
-          out);
+    fputs(
+        "usage: tare VERB ...\n"
+        "\n"
+        "  serve MODEL [options]   start a server on this host: one controller, one worker\n"
+        "  plan MODEL [--json] [options]\n"
+        "                          what serve with these options would weigh: memory ledger,\n"
+        "                          envelope, KV tokens, what binds, what each change would give\n"
+        "  status [--run-dir DIR] [--json]\n"
+        "                          what a running server does: requests, KV, worker, memory\n"
+        "  resize kv GROUP SIZE [--no-wait] [--run-dir DIR] [--json]\n"
+        "                          another size of the KV pool of a running server: blocks, bytes\n"
+        "                          with a unit, or +SIZE and -SIZE\n"
+        "  version                 version and commit\n"
+        "  help                    this page; `tare serve --help` lists the options\n",
+        out);
     return EXIT_CODE_OK;
 }
 
@@ -33,6 +38,9 @@ int main(int argc, char **argv) {
     }
     if (strcmp(verb, "status") == 0) {
         return status_run(argc - 1, argv + 1);
+    }
+    if (strcmp(verb, "resize") == 0) {
+        return resize_run(argc - 1, argv + 1);
     }
     if (strcmp(verb, "version") == 0 || strcmp(verb, "--version") == 0) {
         printf("tare %s (%s)\n", VERSION_NUMBER, VERSION_COMMIT);

@@ -28,6 +28,11 @@ struct core {
     uint64_t away_since_us;    // when the worker was lost, while !ready
     struct message_capacity capacity;
     struct plan_limits limits;
+    struct {
+        uint64_t operation;
+        uint32_t asked, before;
+        bool needed;    // the end is not as low as asked
+    } resize;           // while scheduler_resizing
     bool draining;
     bool drained_told;
     // Predictions.
@@ -217,35 +222,24 @@ static void drop_misfits(struct core *core, uint32_t vocabulary_before) {
     }
 }
 
-static void take_ready(struct core *core, const struct core_input *input) {
-    const struct message_capacity *capacity = input->ready.capacity;
-    uint32_t vocabulary = core->limits.vocabulary;
-    if (input->ready.epoch <= core->epoch) {
-        return;    // an old report
+static void tell_resized(struct core *core, enum resize_outcome outcome, uint32_t after,
+                         const char *note) {
+    act(core, &(struct core_action){.kind = CORE_ACTION_RESIZED,
+                                    .resized = {.operation = core->resize.operation,
+                                                .outcome = outcome,
+                                                .asked = core->resize.asked,
+                                                .before = core->resize.before,
+                                                .after = after,
+                                                .note = note}});
+}
+
+// The group's slots and blocks are gone, and with them a resize that was under way.
+static void stop_scheduler(struct core *core) {
+    bool resizing = scheduler_resizing(core->scheduler);
+    scheduler_stop(core->scheduler);
+    if (resizing) {
+        tell_resized(core, RESIZE_OUTCOME_LOST, core->resize.before, NULL);
     }
-    if (core->ready) {
-        scheduler_stop(core->scheduler);
-    }
-    core->ready = true;
-    core->worker = input->ready.worker;
-    core->epoch = input->ready.epoch;
-    core->next_seq = 1;
-    core->outstanding = false;
-    core->condemned = false;
-    core->capacity = *capacity;
-    core->limits = (struct plan_limits){.envelope = capacity->envelope,
-                                        .block_tokens = capacity->block_tokens,
-                                        .kv_blocks = capacity->kv_blocks,
-                                        .vocabulary = capacity->vocabulary};
-    if (core->limits.kv_blocks > core->config.blocks_max) {
-        core->limits.kv_blocks = core->config.blocks_max;
-        core->capacity.kv_blocks = core->config.blocks_max;
-    }
-    if (core->limits.envelope.seqs > core->config.seqs_max) {
-        core->limits.envelope.seqs = core->config.seqs_max;
-    }
-    scheduler_start(core->scheduler, &core->capacity);
-    drop_misfits(core, vocabulary);
 }
 
 // Running requests wait again with their token logs. Who was lost too often fails.
@@ -267,7 +261,7 @@ static void lose_worker(struct core *core) {
             finish(core, index, FINISH_REASON_FAULT);
         }
     }
-    scheduler_stop(core->scheduler);
+    stop_scheduler(core);
 }
 
 static void take_lost(struct core *core, const struct core_input *input) {
@@ -281,6 +275,110 @@ static void resync(struct core *core) {
     core->counters.resyncs++;
     lose_worker(core);
     act(core, &action);
+}
+
+// The worker's answer to a resize: what the pool has now.
+static void take_pool(struct core *core, const struct message_capacity *capacity) {
+    bool resizing = scheduler_resizing(core->scheduler);
+    uint32_t after = capacity->kv_blocks;
+    if (after > core->config.blocks_max) {
+        after = core->config.blocks_max;
+    }
+    core->capacity = *capacity;
+    core->capacity.kv_blocks = after;
+    core->limits.kv_blocks = after;
+    if (!scheduler_set_pool(core->scheduler, after)) {
+        resync(core);    // it gave away blocks that are in use
+        return;
+    }
+    if (!resizing) {
+        return;
+    }
+    enum resize_outcome outcome = RESIZE_OUTCOME_DONE;
+    if (core->resize.needed) {
+        outcome = RESIZE_OUTCOME_NEEDED;
+    } else if (after < core->resize.asked) {
+        outcome = RESIZE_OUTCOME_SHORT;
+    } else if (after > core->resize.asked) {
+        outcome = RESIZE_OUTCOME_ROUNDED;
+    }
+    tell_resized(core, outcome, after, capacity->kv_note);
+}
+
+static void take_resize(struct core *core, const struct core_input *input) {
+    INVARIANT(input->resize.blocks > 0);
+    struct scheduler *scheduler = core->scheduler;
+    uint32_t total = kv_blocks_total(core->blocks);
+    uint32_t asked = input->resize.blocks;
+    if (core->ready && scheduler_resizing(scheduler)) {
+        struct core_action busy = {.kind = CORE_ACTION_RESIZED,
+                                   .resized = {.operation = input->resize.operation,
+                                               .outcome = RESIZE_OUTCOME_BUSY,
+                                               .asked = asked,
+                                               .before = total,
+                                               .after = total}};
+        act(core, &busy);
+        return;
+    }
+    core->resize.operation = input->resize.operation;
+    core->resize.asked = asked;
+    core->resize.before = total;
+    core->resize.needed = false;
+    if (!core->ready) {
+        tell_resized(core, RESIZE_OUTCOME_UNAVAILABLE, total, NULL);
+        return;
+    }
+    uint32_t end = asked;
+    if (asked < total) {
+        uint32_t floor = scheduler_pool_floor(scheduler);
+        core->resize.needed = floor > asked;
+        end = floor > asked ? floor : asked;
+    } else if (end > core->config.blocks_max) {
+        end = core->config.blocks_max;
+    }
+    if (end < total) {
+        scheduler_shrink(scheduler, end);
+    } else if (end > total && asked > total) {
+        scheduler_grow(scheduler, end);
+    } else {
+        tell_resized(core, core->resize.needed ? RESIZE_OUTCOME_NEEDED : RESIZE_OUTCOME_DONE, total,
+                     NULL);
+    }
+}
+
+static void take_ready(struct core *core, const struct core_input *input) {
+    const struct message_capacity *capacity = input->ready.capacity;
+    uint32_t vocabulary = core->limits.vocabulary;
+    if (core->ready && input->ready.epoch == core->epoch) {
+        take_pool(core, capacity);
+        return;
+    }
+    if (input->ready.epoch <= core->epoch) {
+        return;    // an old report
+    }
+    if (core->ready) {
+        stop_scheduler(core);
+    }
+    core->ready = true;
+    core->worker = input->ready.worker;
+    core->epoch = input->ready.epoch;
+    core->next_seq = 1;
+    core->outstanding = false;
+    core->condemned = false;
+    core->capacity = *capacity;
+    core->limits = (struct plan_limits){.envelope = capacity->envelope,
+                                        .block_tokens = capacity->block_tokens,
+                                        .kv_blocks = capacity->kv_blocks,
+                                        .vocabulary = capacity->vocabulary};
+    if (core->limits.kv_blocks > core->config.blocks_max) {
+        core->limits.kv_blocks = core->config.blocks_max;
+        core->capacity.kv_blocks = core->config.blocks_max;
+    }
+    if (core->limits.envelope.seqs > core->config.seqs_max) {
+        core->limits.envelope.seqs = core->config.seqs_max;
+    }
+    scheduler_start(core->scheduler, &core->capacity);
+    drop_misfits(core, vocabulary);
 }
 
 // ---- results -----------------------------------------------------------------------------------
@@ -464,6 +562,9 @@ static void take_input(struct core *core, const struct core_input *input) {
     case CORE_INPUT_RESULT:
         take_result(core, input);
         break;
+    case CORE_INPUT_RESIZE_KV:
+        take_resize(core, input);
+        break;
     case CORE_INPUT_DRAIN:
         core->draining = true;
         break;
@@ -567,6 +668,8 @@ void core_gauges(const struct core *core, uint64_t now_us, struct core_gauges *o
         .kv_blocks_total = kv_blocks_total(core->blocks),
         .kv_blocks_free = kv_blocks_free(core->blocks),
         .kv_blocks_quarantined = kv_blocks_quarantined(core->blocks),
+        .kv_blocks_held = kv_blocks_held(core->blocks),
+        .kv_resizing = scheduler_resizing(core->scheduler),
         .ready = core->ready,
         .draining = core->draining,
         .step_overdue_us = step_overdue_us(core, now_us),

@@ -56,11 +56,12 @@ enum core_input_kind {
     CORE_INPUT_REQUEST,         // a request arrived
     CORE_INPUT_CANCEL,          // its client left, or it failed upstairs
     CORE_INPUT_STOP,            // a stop string matched: finish it with "stop"
-    CORE_INPUT_WORKER_READY,    // a worker sent its capacity
+    CORE_INPUT_WORKER_READY,    // a worker sent its capacity; again in its epoch after a resize
     CORE_INPUT_WORKER_LOST,     // a worker left, died or broke the protocol
     CORE_INPUT_RESULT,          // a step finished
     CORE_INPUT_DRAIN,           // accept nothing new, finish what runs
     CORE_INPUT_ABORT_ALL,       // end everything now (second signal, drain deadline)
+    CORE_INPUT_RESIZE_KV,       // an operator wants another size of the KV pool
 };
 
 struct core_input {
@@ -81,6 +82,10 @@ struct core_input {
             struct worker_id worker;
             const struct step_result *result;    // alive during the tick
         } result;
+        struct {
+            uint64_t operation;    // comes back with RESIZED
+            uint32_t blocks;       // >= 1
+        } resize;
     };
 };
 
@@ -94,6 +99,17 @@ enum core_action_kind {
     CORE_ACTION_REJECTED,    // terminal: never started
     CORE_ACTION_DRAINED,     // nothing is left after DRAIN or ABORT_ALL
     CORE_ACTION_RESYNC,      // the worker's state is not ours: give it a new epoch
+    CORE_ACTION_RESIZED,     // a resize of the KV pool has ended, one for each input
+};
+
+enum resize_outcome {
+    RESIZE_OUTCOME_DONE,           // as asked
+    RESIZE_OUTCOME_ROUNDED,        // the worker's memory comes in whole chunks: a few blocks more
+    RESIZE_OUTCOME_NEEDED,         // accepted requests need what was not given back
+    RESIZE_OUTCOME_SHORT,          // the worker has no more memory; `note` says what is missing
+    RESIZE_OUTCOME_BUSY,           // another resize is under way
+    RESIZE_OUTCOME_UNAVAILABLE,    // no worker is ready
+    RESIZE_OUTCOME_LOST,           // its worker was lost on the way; the next one tells its size
 };
 
 enum finish_reason {
@@ -147,6 +163,12 @@ struct core_action {
             enum reject_reason reason;
             uint32_t retry_after_ms;    // prediction; 0 = a retry is useless
         } rejected;
+        struct {
+            uint64_t operation;
+            enum resize_outcome outcome;
+            uint32_t asked, before, after;    // blocks
+            const char *note;                 // the worker's, alive during the action; may be NULL
+        } resized;
     };
 };
 
@@ -187,6 +209,8 @@ struct core_gauges {
     uint32_t queued, prefilling, decoding;
     uint64_t queued_tokens;
     uint32_t kv_blocks_total, kv_blocks_free, kv_blocks_quarantined;
+    uint32_t kv_blocks_held;    // while the pool shrinks, those above its new end too
+    bool kv_resizing;
     uint64_t queue_oldest_us;    // age of the oldest waiting request
     bool ready;                  // a worker is there and steps make progress
     bool draining;

@@ -11,10 +11,14 @@
 // bytes. A block that a sequence gives up may still be written by a plan in flight, so it passes
 // through a quarantine that ends when the plan numbered `fence` has completed on every rank.
 //
+// A pool that shrinks closes the ids above its new end: they are not handed out again, and those
+// that are held or in quarantine close when they come back.
+//
 //   free -> held        kv_blocks_take
 //   held -> quarantine  kv_blocks_retire(fence)
 //   quarantine -> free  kv_blocks_complete(seq >= fence)
 //   held -> free        kv_blocks_give_back
+//   free <-> closed     kv_blocks_close, kv_blocks_open
 //
 //   Owns       its tables.
 //   Thread     the loop thread.
@@ -36,9 +40,16 @@ void kv_blocks_retire(struct kv_blocks *blocks, const uint32_t *ids, uint32_t co
                       uint64_t fence);
 void kv_blocks_complete(struct kv_blocks *blocks, uint64_t seq);
 
+// Ids from `total` on are not handed out any more; `total` is at most what it was.
+void kv_blocks_close(struct kv_blocks *blocks, uint32_t total);
+// Ids up to `total` may be handed out; `total` is at least what it was.
+void kv_blocks_open(struct kv_blocks *blocks, uint32_t total);
+uint32_t kv_blocks_above(const struct kv_blocks *blocks);    // ids above the end, not closed yet
+
 uint32_t kv_blocks_total(const struct kv_blocks *blocks);
 uint32_t kv_blocks_free(const struct kv_blocks *blocks);
 uint32_t kv_blocks_quarantined(const struct kv_blocks *blocks);
+// Those above the end too.
 uint32_t kv_blocks_held(const struct kv_blocks *blocks);
 
 void kv_blocks_audit(const struct kv_blocks *blocks);

@@ -3,53 +3,9 @@
 
 #include "common/invariant.h"
 #include "common/memory.h"
-
-// What the worker knows of a slot. A plan says the difference to what holds.
-struct told {
-    bool present;
-    bool paused;
-    uint32_t gen;
-    uint32_t blocks;
-};
-
-struct slot {
-    uint32_t request;    // REQUEST_NONE: free, or still to be retired
-    uint32_t gen;
-    struct told told;       // once the plans sent so far are carried out
-    struct told applied;    // by the plans that were; a refused plan falls back to it
-};
-
-// What a refused plan leaves behind: its work is divided until it passes, or one sequence's single
-// row is refused alone.
-struct split {
-    uint32_t seqs;        // most sequences of a step while suspects are left
-    uint32_t tokens;      // most rows of a step; grows back with plans that pass
-    uint32_t passed;      // plans carried out since `tokens` changed
-    bool changes_only;    // the next plan has no rows: are the other changes at fault?
-};
+#include "controller/core/scheduler_internal.h"
 
 enum { SPLIT_PLANS = 16 };    // that pass before a lowered row count is doubled
-
-struct scheduler {
-    struct scheduler_options options;
-    struct safety_tree *safety;
-    struct slot *slots;      // [seqs_max]
-    uint32_t *free_slots;    // stack
-    uint32_t free_slot_count;
-    uint32_t *block_ids;    // [seqs_max, blocks_per_seq_max]
-    uint32_t *order;        // [seqs_max] running slots, in order of admission
-    uint32_t running;
-    // Of the group, once a worker is there.
-    struct envelope envelope;    // the worker's, lowered by the options
-    uint32_t block_tokens;
-    uint32_t retire_count;    // slots without a request that the worker still knows
-    // Of the step being planned, or the one that is out.
-    struct envelope allowed;    // the envelope, lowered while work is split
-    bool suspects_only;
-    struct step_size size;
-    uint32_t change_count;    // of the plan, beside its rows
-    struct split split;
-};
 
 enum status scheduler_create(const struct scheduler_options *options, struct scheduler **out,
                              struct error *err) {
@@ -121,6 +77,8 @@ void scheduler_start(struct scheduler *s, const struct message_capacity *capacit
     s->envelope.seq_tokens = smaller(e->seq_tokens, e->attended_tokens_max);
     s->block_tokens = capacity->block_tokens;
     s->retire_count = 0;
+    s->pool_phase = POOL_STEADY;
+    s->move_count = 0;
     s->split = (struct split){.seqs = s->envelope.seqs, .tokens = s->envelope.tokens};
     kv_blocks_reset(s->options.blocks, capacity->kv_blocks);
     safety_tree_reset(s->safety, e->blocks_per_seq);
@@ -128,18 +86,6 @@ void scheduler_start(struct scheduler *s, const struct message_capacity *capacit
         s->slots[i] = (struct slot){.request = REQUEST_NONE};
     }
     list_free_slots(s);
-}
-
-static uint32_t *blocks_of(struct scheduler *s, uint32_t slot) {
-    return s->block_ids + (size_t)slot * s->options.blocks_per_seq_max;
-}
-
-static uint32_t blocks_for(const struct scheduler *s, uint32_t tokens) {
-    return (tokens + s->block_tokens - 1) / s->block_tokens;
-}
-
-static struct request *owner(struct scheduler *s, uint32_t slot) {
-    return request_at(s->options.requests, s->slots[slot].request);
 }
 
 uint32_t scheduler_owner(const struct scheduler *s, struct slot_ref ref) {
@@ -161,25 +107,21 @@ static uint32_t positions_max(uint32_t len_max, uint32_t prompt) {
 bool scheduler_too_large(const struct scheduler *s, const struct core_request *spec) {
     uint64_t len = (uint64_t)spec->prompt_count + spec->output_max;
     return len > s->envelope.seq_tokens ||
-           blocks_for(s, (uint32_t)len) > kv_blocks_total(s->options.blocks);
-}
-
-static uint32_t length_max(const struct scheduler *s, const struct core_request *spec) {
-    uint64_t length = (uint64_t)spec->prompt_count + spec->output_max;
-    return length < s->envelope.seq_tokens ? (uint32_t)length : s->envelope.seq_tokens;
+           scheduler_blocks_for(s, (uint32_t)len) > kv_blocks_total(s->options.blocks);
 }
 
 bool scheduler_misfit(const struct scheduler *s, const struct request *request) {
     uint64_t len = (uint64_t)request->spec.prompt_count + request->spec.output_max;
-    uint32_t len_max = length_max(s, &request->spec);
+    uint32_t len_max = scheduler_length_max(s, &request->spec);
     bool no_room = request->known > len_max || (request->known == len_max && len > len_max);
-    return no_room || blocks_for(s, len_max) > kv_blocks_total(s->options.blocks);
+    return no_room || scheduler_blocks_for(s, len_max) > kv_blocks_total(s->options.blocks);
 }
 
 // ---- claims ------------------------------------------------------------------------------------
 
 static struct safety_claim claim_of(const struct scheduler *s, const struct request *request) {
-    uint32_t total = blocks_for(s, positions_max(request->len_max, request->spec.prompt_count));
+    uint32_t total =
+        scheduler_blocks_for(s, positions_max(request->len_max, request->spec.prompt_count));
     INVARIANT(request->block_count <= total);
     return (struct safety_claim){total - request->block_count, request->block_count};
 }
@@ -189,15 +131,17 @@ static void set_claim(struct scheduler *s, struct request *request) {
     safety_tree_add(s->safety, request->claim);
 }
 
-// What will be free in the end without anybody finishing: quarantine is already coming back.
+// What will be free in the end without anybody finishing: quarantine is already coming back, and
+// what lives above the end of a shrinking pool will take places below it.
 static uint32_t reachable_free(const struct scheduler *s) {
-    return kv_blocks_free(s->options.blocks) + kv_blocks_quarantined(s->options.blocks);
+    INVARIANT(scheduler_live_blocks(s) <= kv_blocks_total(s->options.blocks));
+    return kv_blocks_total(s->options.blocks) - scheduler_live_blocks(s);
 }
 
 // Takes `count` blocks for the request if they are free and everybody can still finish then.
 static bool take_blocks(struct scheduler *s, struct request *request, uint32_t slot,
                         uint32_t count) {
-    if (kv_blocks_free(s->options.blocks) < count) {
+    if (kv_blocks_free(s->options.blocks) < count || reachable_free(s) < count) {
         return false;
     }
     bool registered = request->state != REQUEST_WAITING;
@@ -214,7 +158,7 @@ static bool take_blocks(struct scheduler *s, struct request *request, uint32_t s
         }
         return false;
     }
-    uint32_t *ids = blocks_of(s, slot) + request->block_count - count;
+    uint32_t *ids = scheduler_blocks(s, slot) + request->block_count - count;
     enum status status = kv_blocks_take(s->options.blocks, count, ids);
     INVARIANT(status == STATUS_OK);
     return true;
@@ -257,22 +201,18 @@ static bool may_run(const struct scheduler *s, const struct request *request) {
 
 // ---- decoding ----------------------------------------------------------------------------------
 
-static struct slot_ref ref_of(const struct scheduler *s, uint32_t slot) {
-    return (struct slot_ref){slot, s->slots[slot].gen};
-}
-
 static void pause_slot(struct scheduler *s, struct step_plan *plan, uint32_t slot) {
-    owner(s, slot)->paused = true;
+    scheduler_request(s, slot)->paused = true;
     if (!s->slots[slot].told.paused) {
         s->slots[slot].told.paused = true;
         s->change_count++;
-        step_plan_update(plan, &(struct plan_update){.ref = ref_of(s, slot), .pause = true});
+        step_plan_update(plan, &(struct plan_update){.ref = scheduler_ref(s, slot), .pause = true});
     }
 }
 
 // One more position for a decoding sequence: a new block when it crosses a border, else a pause.
 static bool make_room(struct scheduler *s, struct step_plan *plan, uint32_t slot) {
-    struct request *request = owner(s, slot);
+    struct request *request = scheduler_request(s, slot);
     struct told *told = &s->slots[slot].told;
     bool crosses = request->known > request->block_count * s->block_tokens;
     if (crosses && !take_blocks(s, request, slot, 1)) {
@@ -280,9 +220,9 @@ static bool make_room(struct scheduler *s, struct step_plan *plan, uint32_t slot
         return false;
     }
     struct plan_update update = {
-        .ref = ref_of(s, slot),
+        .ref = scheduler_ref(s, slot),
         .append_count = request->block_count - told->blocks,
-        .append_blocks = blocks_of(s, slot) + told->blocks,
+        .append_blocks = scheduler_blocks(s, slot) + told->blocks,
         .resume = told->paused,
     };
     if (update.append_count > 0 || update.resume) {
@@ -299,7 +239,7 @@ static uint32_t plan_decodes(struct scheduler *s, struct step_plan *plan) {
     uint32_t rows = 0;
     for (uint32_t i = 0; i < s->running; i++) {
         uint32_t slot = s->order[i];
-        struct request *request = owner(s, slot);
+        struct request *request = scheduler_request(s, slot);
         request->in_flight = 0;
         if (request->state != REQUEST_DECODING) {
             continue;
@@ -354,7 +294,7 @@ static uint32_t chunk_that_fits(const struct scheduler *s, const struct request 
 
 static void plan_chunk(struct scheduler *s, struct step_plan *plan, uint32_t slot,
                        uint32_t tokens) {
-    struct request *request = owner(s, slot);
+    struct request *request = scheduler_request(s, slot);
     uint32_t start = request->computed;
     bool last = start + tokens == request->known;
     bool scored = request->spec.sampling.want_prompt_logprobs && !last;
@@ -362,7 +302,7 @@ static void plan_chunk(struct scheduler *s, struct step_plan *plan, uint32_t slo
     step_size_add(&s->size, &share);
     request->in_flight = tokens;
     step_plan_prefill(plan, &(struct plan_prefill){
-                                .ref = ref_of(s, slot),
+                                .ref = scheduler_ref(s, slot),
                                 .start_pos = start,
                                 .token_count = tokens,
                                 .tokens = request->spec.tokens + start,
@@ -375,7 +315,7 @@ static void plan_chunk(struct scheduler *s, struct step_plan *plan, uint32_t slo
 static uint32_t plan_prefills(struct scheduler *s, struct step_plan *plan, uint32_t from,
                               uint32_t budget) {
     for (uint32_t i = from; i < s->running && budget > 0; i++) {
-        struct request *request = owner(s, s->order[i]);
+        struct request *request = scheduler_request(s, s->order[i]);
         if (request->state != REQUEST_PREFILLING || request->in_flight > 0 ||
             !may_run(s, request)) {
             continue;
@@ -399,7 +339,7 @@ static bool try_admit(struct scheduler *s, struct step_plan *plan, uint32_t inde
     }
     uint32_t slot = s->free_slots[s->free_slot_count - 1];
     request->block_count = 0;
-    if (!take_blocks(s, request, slot, blocks_for(s, request->known))) {
+    if (!take_blocks(s, request, slot, scheduler_blocks_for(s, request->known))) {
         return false;
     }
     request_waiting_leave(s->options.requests, index);
@@ -416,11 +356,11 @@ static bool try_admit(struct scheduler *s, struct step_plan *plan, uint32_t inde
         (struct told){.present = true, .gen = s->slots[slot].gen, .blocks = request->block_count};
     s->change_count++;
     step_plan_admit(plan, &(struct plan_admit){
-                              .ref = ref_of(s, slot),
+                              .ref = scheduler_ref(s, slot),
                               .prompt_tokens = request->spec.prompt_count,
                               .len_max = request->len_max,
                               .block_count = request->block_count,
-                              .blocks = blocks_of(s, slot),
+                              .blocks = scheduler_blocks(s, slot),
                               .sampling = request->spec.sampling,
                           });
     return true;
@@ -440,7 +380,7 @@ static bool anybody_paused(const struct scheduler *s) {
 // A step without place for one of its tokens admits nobody: it would hold blocks for nothing.
 static bool has_place(const struct scheduler *s, struct request *request) {
     request->computed = 0;
-    request->len_max = length_max(s, &request->spec);
+    request->len_max = scheduler_length_max(s, &request->spec);
     return chunk_that_fits(s, request, 1) > 0;
 }
 
@@ -481,7 +421,7 @@ static void plan_retirements(struct scheduler *s, struct step_plan *plan) {
 static void clear_suspects(struct scheduler *s) {
     s->split.changes_only = false;
     for (uint32_t i = 0; i < s->running; i++) {
-        owner(s, s->order[i])->suspect = false;
+        scheduler_request(s, s->order[i])->suspect = false;
     }
     for (uint32_t i = request_waiting_first(s->options.requests); i != REQUEST_NONE;
          i = request_waiting_next(s->options.requests, i)) {
@@ -494,6 +434,7 @@ static void plan_step(struct scheduler *s, struct step_plan *plan) {
     plan_retirements(s, plan);
     uint32_t rows = plan_decodes(s, plan);
     step_plan_decode_rows(plan, rows);
+    scheduler_plan_pool(s, plan);    // before prompts and admissions, which could take the places
     uint32_t budget = s->allowed.tokens - rows;
     if (rows > 0) {
         budget = smaller(budget, BOUND_PREFILL_CONTENDED_TOKENS);
@@ -528,12 +469,13 @@ static void grow_back(struct scheduler *s) {
 
 void scheduler_complete(struct scheduler *s, uint64_t seq) {
     kv_blocks_complete(s->options.blocks, seq);
+    scheduler_finish_moves(s, seq);
     grow_back(s);
     for (uint32_t i = 0; i < s->envelope.seqs; i++) {
         s->slots[i].applied = s->slots[i].told;
     }
     for (uint32_t i = 0; i < s->running; i++) {
-        struct request *request = owner(s, s->order[i]);
+        struct request *request = scheduler_request(s, s->order[i]);
         if (request->in_flight > 0) {
             request->suspect = false;
         }
@@ -548,9 +490,9 @@ void scheduler_complete(struct scheduler *s, uint64_t seq) {
 
 // Its admission was refused: back to the front of the line. The worker never saw its blocks.
 static void take_back(struct scheduler *s, uint32_t slot) {
-    struct request *request = owner(s, slot);
+    struct request *request = scheduler_request(s, slot);
     safety_tree_remove(s->safety, request->claim);
-    kv_blocks_give_back(s->options.blocks, blocks_of(s, slot), request->block_count);
+    kv_blocks_give_back(s->options.blocks, scheduler_blocks(s, slot), request->block_count);
     request->slot = REQUEST_NONE;
     request->block_count = 0;
     request_waiting_enter_front(s->options.requests, s->slots[slot].request);
@@ -562,10 +504,11 @@ enum scheduler_refusal scheduler_refuse(struct scheduler *s, uint32_t *guilty) {
     uint32_t rows = s->size.tokens;
     uint32_t other_changes = s->change_count;
     *guilty = REQUEST_NONE;
+    scheduler_undo_moves(s);
     // From the last admitted to the first, so that those who go back to the line keep their order.
     for (uint32_t i = s->running; i > 0; i--) {
         uint32_t slot = s->order[i - 1];
-        struct request *request = owner(s, slot);
+        struct request *request = scheduler_request(s, slot);
         const struct told *applied = &s->slots[slot].applied;
         bool known = applied->present && applied->gen == s->slots[slot].gen;
         if (request->in_flight > 0) {
@@ -616,7 +559,7 @@ void scheduler_release(struct scheduler *s, uint32_t index, uint64_t next_seq) {
     INVARIANT(request->state == REQUEST_PREFILLING || request->state == REQUEST_DECODING);
     uint32_t slot = request->slot;
     safety_tree_remove(s->safety, request->claim);
-    kv_blocks_retire(s->options.blocks, blocks_of(s, slot), request->block_count, next_seq);
+    kv_blocks_retire(s->options.blocks, scheduler_blocks(s, slot), request->block_count, next_seq);
     leave_order(s, slot);
     s->slots[slot].request = REQUEST_NONE;
     s->retire_count++;
@@ -639,6 +582,8 @@ void scheduler_stop(struct scheduler *s) {
         request_waiting_enter_front(s->options.requests, index);
     }
     clear_suspects(s);    // of the worker that is gone
+    s->move_count = 0;
+    s->pool_phase = POOL_STEADY;
     kv_blocks_reset(s->options.blocks, 0);
     safety_tree_reset(s->safety, 0);
     s->envelope.seqs = 0;
@@ -672,7 +617,8 @@ void scheduler_audit(const struct scheduler *s) {
         INVARIANT(s->slots[slot].told.blocks <= request->block_count);
         held += request->block_count;
     }
-    INVARIANT(held == kv_blocks_held(s->options.blocks));
+    INVARIANT(held == scheduler_live_blocks(s));
+    INVARIANT(kv_blocks_above(s->options.blocks) == 0 || s->pool_phase == POOL_MOVING);
     INVARIANT(s->running + s->free_slot_count + s->retire_count == s->envelope.seqs);
     // The promise: everybody who runs can finish.
     INVARIANT(s->envelope.seqs == 0 || safety_tree_demand(s->safety) <= reachable_free(s));

@@ -49,6 +49,26 @@ bool scheduler_misfit(const struct scheduler *scheduler, const struct request *r
 // Fills the builder with the next step. False when there is nothing to do.
 bool scheduler_plan(struct scheduler *scheduler, struct step_plan *plan);
 
+// ---- another size of the pool ------------------------------------------------------------------
+//
+//   STEADY  --scheduler_shrink--> MOVING --nothing lies above the end--> ASKING
+//   STEADY  --scheduler_grow-------------------------------------------> ASKING
+//   ASKING  --a plan asks the worker--> ASKED --its plan is done--> ANSWERING
+//   ANSWERING (or ASKED) --scheduler_set_pool, from the capacity report--> STEADY
+//
+// Shrinking, ids above the end are closed at once, so admissions see the smaller pool; blocks that
+// live there move down with plans, a few per plan. Growing, nothing changes until the worker has
+// the memory.
+
+// Blocks with which everybody who runs can still finish and everybody who waits can still start.
+uint32_t scheduler_pool_floor(struct scheduler *scheduler);
+// `end` at least the floor and below the total.
+void scheduler_shrink(struct scheduler *scheduler, uint32_t end);
+void scheduler_grow(struct scheduler *scheduler, uint32_t end);
+bool scheduler_resizing(const struct scheduler *scheduler);
+// The pool has `total` blocks, as the worker says. False when that is less than are in use.
+bool scheduler_set_pool(struct scheduler *scheduler, uint32_t total);
+
 // The outstanding plan `seq` completed: advances every request by what it computed.
 void scheduler_complete(struct scheduler *scheduler, uint64_t seq);
 

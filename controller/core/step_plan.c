@@ -10,6 +10,7 @@ struct step_plan {
     struct plan_update *updates;
     struct plan_retire *retires;
     struct plan_prefill *prefills;
+    struct plan_move moves[BOUND_KV_MOVES];
     struct plan plan;
 };
 
@@ -48,7 +49,8 @@ void step_plan_reset(struct step_plan *plan) {
     plan->plan = (struct plan){.admits = plan->admits,
                                .updates = plan->updates,
                                .retires = plan->retires,
-                               .prefills = plan->prefills};
+                               .prefills = plan->prefills,
+                               .moves = plan->moves};
 }
 
 void step_plan_admit(struct step_plan *plan, const struct plan_admit *admit) {
@@ -71,6 +73,15 @@ void step_plan_prefill(struct step_plan *plan, const struct plan_prefill *chunk)
     plan->prefills[plan->plan.prefill_count++] = *chunk;
 }
 
+void step_plan_move(struct step_plan *plan, const struct plan_move *move) {
+    INVARIANT(plan->plan.move_count < BOUND_KV_MOVES);
+    plan->moves[plan->plan.move_count++] = *move;
+}
+
+void step_plan_kv_blocks(struct step_plan *plan, uint32_t kv_blocks) {
+    plan->plan.kv_blocks = kv_blocks;
+}
+
 void step_plan_decode_rows(struct step_plan *plan, uint32_t rows) {
     plan->plan.decode_rows = rows;
 }
@@ -78,7 +89,7 @@ void step_plan_decode_rows(struct step_plan *plan, uint32_t rows) {
 bool step_plan_empty(const struct step_plan *plan) {
     const struct plan *p = &plan->plan;
     return p->admit_count == 0 && p->update_count == 0 && p->retire_count == 0 &&
-           p->prefill_count == 0 && p->decode_rows == 0;
+           p->prefill_count == 0 && p->decode_rows == 0 && p->move_count == 0 && p->kv_blocks == 0;
 }
 
 const struct plan *step_plan_finish(struct step_plan *plan, uint64_t group, uint64_t epoch,

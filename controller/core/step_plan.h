@@ -25,6 +25,8 @@ void step_plan_admit(struct step_plan *plan, const struct plan_admit *admit);
 void step_plan_update(struct step_plan *plan, const struct plan_update *update);
 void step_plan_retire(struct step_plan *plan, struct slot_ref ref);
 void step_plan_prefill(struct step_plan *plan, const struct plan_prefill *chunk);
+void step_plan_move(struct step_plan *plan, const struct plan_move *move);    // BOUND_KV_MOVES
+void step_plan_kv_blocks(struct step_plan *plan, uint32_t kv_blocks);
 void step_plan_decode_rows(struct step_plan *plan, uint32_t rows);
 
 bool step_plan_empty(const struct step_plan *plan);

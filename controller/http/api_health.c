@@ -52,7 +52,10 @@ void api_on_progress(struct api *api, const struct message_progress *progress) {
 }
 
 void api_on_capacity(struct api *api, const struct message_capacity *capacity) {
-    api->context_tokens = capacity->envelope.seq_tokens;
+    // A pool that was made smaller may hold less than the longest sequence.
+    uint64_t pool = (uint64_t)capacity->kv_blocks * capacity->block_tokens;
+    uint32_t longest = capacity->envelope.seq_tokens;
+    api->context_tokens = pool < longest ? (uint32_t)pool : longest;
     api->vocabulary = capacity->vocabulary;
     if (api->state != API_STATE_FAILED) {
         api->state = API_STATE_READY;

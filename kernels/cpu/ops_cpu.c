@@ -2,6 +2,7 @@
 // The operation tables of the cpu device and the choice between them.
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/kv_copy.h"
 #include "kernels/cpu/kv_page.h"
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/pack.h"
@@ -61,6 +62,7 @@ static size_t sample_scratch_bytes(const struct op_ctx *ctx, const struct op_sam
         .weight_pack_rows = pack_rows,                                                             \
         .weight_pack = pack_weight,                                                                \
         .kv_page_bytes = page_bytes,                                                               \
+        .kv_copy = kv_copy_run,                                                                    \
         .embed = elementwise_embed,                                                                \
         .matmul_scratch = isa##_matmul_scratch,                                                    \
         .matmul = isa##_matmul,                                                                    \

@@ -48,6 +48,16 @@ struct cost {
     double bytes, flops;
 };
 
+static void add_cost(struct sim_meter *meter, struct cost cost) {
+    const struct sim_machine *m = meter->machine;
+    double memory_us = cost.bytes / (m->bytes_per_s * BANDWIDTH_SHARE) * 1e6;
+    double arithmetic_us = cost.flops / (m->flops_per_s * ARITHMETIC_SHARE) * 1e6;
+    meter->bytes += cost.bytes;
+    meter->flops += cost.flops;
+    meter->us += fmax(memory_us, arithmetic_us) + m->launch_us;
+    meter->launch_count++;
+}
+
 static void add_launch(const struct op_ctx *ctx, enum sim_kernel kernel, struct cost cost) {
     struct sim_meter *meter = ctx->pool;
     if (!meter->launched[kernel]) {
@@ -56,13 +66,7 @@ static void add_launch(const struct op_ctx *ctx, enum sim_kernel kernel, struct 
             meter->first_launch(meter->first_launch_ctx, kernel);
         }
     }
-    const struct sim_machine *m = meter->machine;
-    double memory_us = cost.bytes / (m->bytes_per_s * BANDWIDTH_SHARE) * 1e6;
-    double arithmetic_us = cost.flops / (m->flops_per_s * ARITHMETIC_SHARE) * 1e6;
-    meter->bytes += cost.bytes;
-    meter->flops += cost.flops;
-    meter->us += fmax(memory_us, arithmetic_us) + m->launch_us;
-    meter->launch_count++;
+    add_cost(meter, cost);
 }
 
 // ---- weights and pages -------------------------------------------------------------------------
@@ -228,6 +232,12 @@ static void sample(const struct op_ctx *ctx, const struct op_sample_args *args) 
     add_launch(ctx, SIM_KERNEL_SAMPLE, (struct cost){.bytes = bytes});
 }
 
+// Copies inside the device need no kernel of ours: nothing is loaded for the first one.
+static void kv_copy(const struct op_ctx *ctx, const struct op_kv_copy_args *args) {
+    add_cost(ctx->pool,
+             (struct cost){.bytes = 2.0 * args->count * (double)args->kv->block_stride_bytes});
+}
+
 // ---- the table ---------------------------------------------------------------------------------
 
 static const struct ops table = {
@@ -237,6 +247,7 @@ static const struct ops table = {
     .weight_pack_rows = pack_rows,
     .weight_pack = NULL,    // nothing to load
     .kv_page_bytes = page_bytes,
+    .kv_copy = kv_copy,
     .embed = embed,
     .matmul_scratch = matmul_scratch,
     .matmul = matmul,

@@ -129,6 +129,8 @@ static void start(struct bench *bench, const struct api_model *model) {
     config.metrics = on_metrics;
     INVARIANT(api_create(&config, &bench->api, NULL) == STATUS_OK);
     const struct message_capacity capacity = {.envelope = {.seq_tokens = CONTEXT},
+                                              .block_tokens = 16,
+                                              .kv_blocks = 65536,
                                               .vocabulary = TINY_VOCABULARY};
     api_set_model(bench->api, model);
     api_on_capacity(bench->api, &capacity);

@@ -158,6 +158,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct api *api = NULL;
     INVARIANT(api_create(&config, &api, NULL) == STATUS_OK);
     const struct message_capacity capacity = {.envelope = {.seq_tokens = CONTEXT},
+                                              .block_tokens = 16,
+                                              .kv_blocks = 65536,
                                               .vocabulary = TINY_VOCABULARY};
     api_set_model(api, &model);
     api_on_capacity(api, &capacity);

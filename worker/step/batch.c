@@ -51,8 +51,10 @@ struct batch {
     uint32_t *block_table;                // [seqs, blocks_per_seq]
     uint32_t *logit_index;                // [tokens]
     struct op_sample_row *sample_rows;    // [tokens]
-    struct logit_row *logit_rows;         // [tokens]
-    struct step_size size;                // of the step being judged or laid out
+    uint32_t *copy_from, *copy_to;        // [BOUND_KV_MOVES]
+    uint32_t copy_count;
+    struct logit_row *logit_rows;    // [tokens]
+    struct step_size size;           // of the step being judged or laid out
 };
 
 // ---- memory ------------------------------------------------------------------------------------
@@ -71,7 +73,8 @@ size_t batch_step_bytes(const struct plan_limits *limits) {
     size_t table = seqs * limits->envelope.blocks_per_seq;
     return array_bytes(tokens, sizeof(int32_t)) + 3 * array_bytes(tokens, sizeof(uint32_t)) +
            array_bytes(seqs + 1, sizeof(uint32_t)) + array_bytes(table, sizeof(uint32_t)) +
-           array_bytes(tokens, sizeof(struct op_sample_row));
+           array_bytes(tokens, sizeof(struct op_sample_row)) +
+           2 * array_bytes(BOUND_KV_MOVES, sizeof(uint32_t));
 }
 
 static void *carve(uint8_t **at, size_t count, size_t element_bytes) {
@@ -98,6 +101,8 @@ enum status batch_create(const struct batch_options *options, void *step_memory,
     batch->seq_row = carve(&at, (size_t)e->seqs + 1, sizeof(uint32_t));
     batch->block_table = carve(&at, (size_t)e->seqs * e->blocks_per_seq, sizeof(uint32_t));
     batch->sample_rows = carve(&at, e->tokens, sizeof(struct op_sample_row));
+    batch->copy_from = carve(&at, BOUND_KV_MOVES, sizeof(uint32_t));
+    batch->copy_to = carve(&at, BOUND_KV_MOVES, sizeof(uint32_t));
     batch->slots = memory_array(e->seqs, sizeof *batch->slots);
     batch->slot_blocks =
         memory_array((size_t)e->seqs * e->blocks_per_seq, sizeof *batch->slot_blocks);
@@ -306,6 +311,79 @@ static enum status judge_size(struct batch *batch, const struct plan *plan, stru
     return step_size_validate(&batch->size, &batch->limits.envelope, err);
 }
 
+// Moves name blocks that slots hold before the plan, and all go below all places that are left.
+static enum status judge_moves(struct batch *batch, const struct plan *plan, struct error *err) {
+    uint32_t from_min = UINT32_MAX;
+    uint32_t to_max = 0;
+    for (uint32_t i = 0; i < plan->move_count; i++) {
+        const struct plan_move *move = &plan->moves[i];
+        const struct slot *slot = live_slot(batch, move->ref);
+        if (slot == NULL) {
+            return wrong_slot(err, "move in an unknown", move->ref);
+        }
+        if (move->index >= slot->block_count) {
+            return wrong_slot(err, "move of a block that is not of", move->ref);
+        }
+        uint32_t from = blocks_of(batch, move->ref.slot)[move->index];
+        from_min = from < from_min ? from : from_min;
+        to_max = move->block > to_max ? move->block : to_max;
+    }
+    if (plan->move_count > 0 && to_max >= from_min) {
+        return error_set(err, STATUS_INVALID, "a block moves to %u, not below %u", to_max,
+                         from_min);
+    }
+    return STATUS_OK;
+}
+
+static bool is_moved(const struct plan *plan, uint32_t slot, uint32_t index) {
+    for (uint32_t i = 0; i < plan->move_count; i++) {
+        if (plan->moves[i].ref.slot == slot && plan->moves[i].index == index) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static enum status judge_ids(const uint32_t *ids, uint32_t count, uint32_t end, struct error *err) {
+    for (uint32_t i = 0; i < count; i++) {
+        if (ids[i] >= end) {
+            return error_set(err, STATUS_INVALID, "block %u lies above the pool's new end %u",
+                             ids[i], end);
+        }
+    }
+    return STATUS_OK;
+}
+
+// A pool that shrinks holds no block above its new end: moves went below (their blocks are judged
+// with the others), everything else must lie there.
+static enum status judge_pool(struct batch *batch, const struct plan *plan, struct error *err) {
+    uint32_t end = plan->kv_blocks;
+    if (end == 0 || end >= batch->limits.kv_blocks) {
+        return STATUS_OK;
+    }
+    for (uint32_t i = 0; i < batch->limits.envelope.seqs; i++) {
+        const struct slot *slot = &batch->slots[i];
+        if (slot->next_state == SLOT_FREE || slot->admit != NULL) {
+            continue;
+        }
+        for (uint32_t k = 0; k < slot->block_count; k++) {
+            if (!is_moved(plan, i, k)) {
+                TRY(judge_ids(&blocks_of(batch, i)[k], 1, end, err));
+            }
+        }
+    }
+    for (uint32_t i = 0; i < plan->move_count; i++) {
+        TRY(judge_ids(&plan->moves[i].block, 1, end, err));
+    }
+    for (uint32_t i = 0; i < plan->admit_count; i++) {
+        TRY(judge_ids(plan->admits[i].blocks, plan->admits[i].block_count, end, err));
+    }
+    for (uint32_t i = 0; i < plan->update_count; i++) {
+        TRY(judge_ids(plan->updates[i].append_blocks, plan->updates[i].append_count, end, err));
+    }
+    return STATUS_OK;
+}
+
 static enum status judge(struct batch *batch, const struct plan *plan, struct error *err) {
     TRY(plan_validate(plan, &batch->limits, err));
     for (uint32_t i = 0; i < batch->limits.envelope.seqs; i++) {
@@ -318,6 +396,7 @@ static enum status judge(struct batch *batch, const struct plan *plan, struct er
         slot->next_paused = slot->paused;
         slot->touched = false;
     }
+    TRY(judge_moves(batch, plan, err));
     for (uint32_t i = 0; i < plan->retire_count; i++) {
         struct slot *slot = live_slot(batch, plan->retires[i].ref);
         if (slot == NULL) {
@@ -330,6 +409,7 @@ static enum status judge(struct batch *batch, const struct plan *plan, struct er
     TRY(judge_prefills(batch, plan, err));
     TRY(judge_blocks(batch, plan, err));
     TRY(judge_lengths(batch, plan, err));
+    TRY(judge_pool(batch, plan, err));
     return judge_size(batch, plan, err);
 }
 
@@ -360,7 +440,19 @@ static void admit(struct batch *batch, const struct plan_admit *admit) {
     copy_blocks(blocks_of(batch, admit->ref.slot), admit->blocks, admit->block_count);
 }
 
+static void move_blocks(struct batch *batch, const struct plan *plan) {
+    batch->copy_count = plan->move_count;
+    for (uint32_t i = 0; i < plan->move_count; i++) {
+        const struct plan_move *move = &plan->moves[i];
+        uint32_t *block = &blocks_of(batch, move->ref.slot)[move->index];
+        batch->copy_from[i] = *block;
+        batch->copy_to[i] = move->block;
+        *block = move->block;
+    }
+}
+
 static void change(struct batch *batch, const struct plan *plan) {
+    move_blocks(batch, plan);
     for (uint32_t i = 0; i < plan->retire_count; i++) {
         batch->slots[plan->retires[i].ref.slot].state = SLOT_FREE;
     }
@@ -507,6 +599,10 @@ void batch_set_pool(struct batch *batch, uint32_t kv_blocks, uint32_t seq_tokens
 
 const struct op_step *batch_step(const struct batch *batch) {
     return &batch->step;
+}
+
+struct batch_copies batch_copies(const struct batch *batch) {
+    return (struct batch_copies){batch->copy_from, batch->copy_to, batch->copy_count};
 }
 
 uint32_t batch_logit_count(const struct batch *batch) {

@@ -54,6 +54,13 @@ void batch_pose(struct batch *batch, uint32_t rows);
 bool batch_only_decodes(const struct batch *batch);
 // Blocks that plans may name from now on, and tokens of a sequence (at most as many as at create).
 void batch_set_pool(struct batch *batch, uint32_t kv_blocks, uint32_t seq_tokens);
+// Blocks to be copied before the step runs: from[i] to to[i], both in device memory. The slots name
+// the new ones already.
+struct batch_copies {
+    const uint32_t *from, *to;
+    uint32_t count;
+};
+struct batch_copies batch_copies(const struct batch *batch);
 uint32_t batch_logit_count(const struct batch *batch);
 const uint32_t *batch_logit_rows(const struct batch *batch);
 struct op_sample_row *batch_sample_rows(struct batch *batch);

@@ -220,6 +220,19 @@ static void compute(struct executor *executor) {
     executor->replays++;
 }
 
+// Blocks that the plan moves, before the step reads them at their new places.
+static void copy_blocks(const struct executor *executor) {
+    const struct executor_options *o = &executor->options;
+    struct batch_copies copies = batch_copies(o->batch);
+    if (copies.count > 0) {
+        o->ops->kv_copy(o->ctx, &(struct op_kv_copy_args){.step = batch_step(o->batch),
+                                                          .kv = o->kv,
+                                                          .from = copies.from,
+                                                          .to = copies.to,
+                                                          .count = copies.count});
+    }
+}
+
 static void run(struct executor *executor, const struct plan *plan, struct step_result *out) {
     const struct executor_options *o = &executor->options;
     *out = (struct step_result){.group = plan->group,
@@ -244,6 +257,7 @@ static void run(struct executor *executor, const struct plan *plan, struct step_
     }
     executor->applied_seq = plan->seq;
     out->applied_seq = plan->seq;
+    copy_blocks(executor);
     if (batch_step(o->batch)->row_count > 0) {
         compute(executor);
     }

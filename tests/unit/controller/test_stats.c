@@ -46,6 +46,7 @@ static void fixture_init(struct fixture *fixture, bool compat) {
                                            .prefilling = 1,
                                            .decoding = 7,
                                            .kv_blocks_total = 100,
+                                           .kv_blocks_held = 30,
                                            .kv_blocks_free = 60,
                                            .kv_blocks_quarantined = 10,
                                            .ready = true,

@@ -27,7 +27,11 @@ struct fake_worker {
     struct fake_slot *slots;
     struct result_row *rows;
     uint32_t row_count;
-    uint8_t *block_owner;    // slot + 1, 0 = nobody
+    uint8_t *block_owner;    // [FAKE_BLOCKS_MAX] slot + 1, 0 = nobody
+    uint64_t *kv;            // [FAKE_BLOCKS_MAX, block_tokens] what was computed there
+    uint32_t pool_blocks, chunk_blocks, pool_max;
+    uint32_t resized;
+    uint64_t moves;
     struct envelope secret;
     int32_t poison;
     uint64_t refusals;
@@ -42,7 +46,12 @@ struct fake_worker *fake_worker_create(const struct plan_limits *limits) {
     worker->slots = memory_array(limits->envelope.seqs, sizeof *worker->slots);
     worker->rows =
         memory_array(limits->envelope.tokens + limits->envelope.seqs, sizeof *worker->rows);
-    worker->block_owner = memory_array(limits->kv_blocks, 1);
+    ck_assert_uint_le(limits->kv_blocks, FAKE_BLOCKS_MAX);
+    worker->block_owner = memory_array(FAKE_BLOCKS_MAX, 1);
+    worker->kv = memory_array((size_t)FAKE_BLOCKS_MAX * limits->block_tokens, sizeof *worker->kv);
+    worker->pool_blocks = limits->kv_blocks;
+    worker->chunk_blocks = 1;
+    worker->pool_max = FAKE_BLOCKS_MAX;
     return worker;
 }
 
@@ -50,6 +59,7 @@ void fake_worker_destroy(struct fake_worker *worker) {
     memory_free(worker->slots);
     memory_free(worker->rows);
     memory_free(worker->block_owner);
+    memory_free(worker->kv);
     memory_free(worker);
 }
 
@@ -57,7 +67,58 @@ void fake_worker_reset(struct fake_worker *worker, uint64_t epoch) {
     worker->epoch = epoch;
     worker->applied = 0;
     memset(worker->slots, 0, worker->limits.envelope.seqs * sizeof *worker->slots);
-    memset(worker->block_owner, 0, worker->limits.kv_blocks);
+    memset(worker->block_owner, 0, FAKE_BLOCKS_MAX);
+    worker->resized = 0;
+}
+
+void fake_worker_budget(struct fake_worker *worker, uint32_t chunk_blocks, uint32_t blocks_max) {
+    worker->chunk_blocks = chunk_blocks;
+    worker->pool_max = blocks_max;
+}
+
+uint32_t fake_worker_resized(struct fake_worker *worker) {
+    uint32_t resized = worker->resized;
+    worker->resized = 0;
+    return resized;
+}
+
+uint64_t fake_worker_moves(const struct fake_worker *worker) {
+    return worker->moves;
+}
+
+uint32_t fake_worker_pool(const struct fake_worker *worker) {
+    return worker->pool_blocks;
+}
+
+// What position `at` of a slot leaves in its block.
+static uint64_t kv_value(const struct fake_worker *worker, const struct fake_slot *slot,
+                         uint32_t at) {
+    uint64_t owner = (uint64_t)(slot - worker->slots) << 48 | (uint64_t)slot->gen << 32;
+    return hash_u64(owner ^ ((uint64_t)at << 16) ^ (uint64_t)slot->tokens[at]);
+}
+
+static uint64_t *kv_place(struct fake_worker *worker, const struct fake_slot *slot, uint32_t at) {
+    uint32_t block_tokens = worker->limits.block_tokens;
+    uint32_t block = slot->blocks[at / block_tokens];
+    ck_assert_msg(block < worker->pool_blocks, "block %u lies outside the pool", block);
+    return &worker->kv[(size_t)block * block_tokens + at % block_tokens];
+}
+
+static void compute(struct fake_worker *worker, struct fake_slot *slot, uint32_t count) {
+    if (slot->len + count > slot->block_count * worker->limits.block_tokens) {
+        ck_abort_msg("a position without a block");
+    }
+    for (uint32_t i = 0; i < count; i++, slot->len++) {
+        *kv_place(worker, slot, slot->len) = kv_value(worker, slot, slot->len);
+    }
+}
+
+static void attend(struct fake_worker *worker, const struct fake_slot *slot) {
+    for (uint32_t i = 0; i < slot->len; i++) {
+        if (*kv_place(worker, slot, i) != kv_value(worker, slot, i)) {
+            ck_abort_msg("position %u of slot %d has lost its KV", i, (int)(slot - worker->slots));
+        }
+    }
 }
 
 int32_t fake_worker_next(const int32_t *tokens, uint32_t count, uint32_t vocabulary) {
@@ -74,10 +135,47 @@ static struct fake_slot *slot_of(struct fake_worker *worker, struct slot_ref ref
 static void take_blocks(struct fake_worker *worker, struct fake_slot *slot, const uint32_t *ids,
                         uint32_t count) {
     for (uint32_t i = 0; i < count; i++) {
+        ck_assert_uint_lt(ids[i], worker->pool_blocks);
         ck_assert_msg(worker->block_owner[ids[i]] == 0, "block %u is used twice", ids[i]);
         worker->block_owner[ids[i]] = (uint8_t)(slot - worker->slots + 1);
         slot->blocks[slot->block_count++] = ids[i];
     }
+}
+
+static void move(struct fake_worker *worker, const struct plan *plan) {
+    size_t bytes = worker->limits.block_tokens * sizeof *worker->kv;
+    for (uint32_t i = 0; i < plan->move_count; i++) {
+        const struct plan_move *in = &plan->moves[i];
+        struct fake_slot *slot = slot_of(worker, in->ref);
+        ck_assert_uint_lt(in->index, slot->block_count);
+        uint32_t *block = &slot->blocks[in->index];
+        ck_assert_uint_lt(in->block, *block);
+        ck_assert_msg(worker->block_owner[in->block] == 0, "block %u is used twice", in->block);
+        worker->block_owner[in->block] = worker->block_owner[*block];
+        worker->block_owner[*block] = 0;
+        memcpy(worker->kv + in->block * (size_t)worker->limits.block_tokens,
+               worker->kv + *block * (size_t)worker->limits.block_tokens, bytes);
+        *block = in->block;
+        worker->moves++;
+    }
+}
+
+// Whole chunks, and never under somebody's feet.
+static void resize(struct fake_worker *worker, const struct plan *plan) {
+    if (plan->kv_blocks == 0) {
+        return;
+    }
+    uint32_t chunk = worker->chunk_blocks;
+    uint32_t blocks = (plan->kv_blocks + chunk - 1) / chunk * chunk;
+    if (blocks > worker->pool_max) {
+        blocks = worker->pool_blocks;    // all or nothing, as a budget
+    }
+    for (uint32_t i = plan->kv_blocks; i < worker->pool_blocks; i++) {
+        ck_assert_msg(worker->block_owner[i] == 0, "block %u is unmapped while in use", i);
+    }
+    worker->pool_blocks = blocks;
+    worker->limits.kv_blocks = blocks;
+    worker->resized = blocks;
 }
 
 static void retire(struct fake_worker *worker, const struct plan *plan) {
@@ -117,7 +215,7 @@ static void update(struct fake_worker *worker, const struct plan *plan) {
 
 static void draw(struct fake_worker *worker, uint32_t index) {
     struct fake_slot *slot = &worker->slots[index];
-    ck_assert_uint_le(slot->len, slot->block_count * worker->limits.block_tokens);
+    attend(worker, slot);
     if (slot->known >= slot->len_max) {
         slot->decoding = false;
         return;
@@ -232,6 +330,7 @@ void fake_worker_run(struct fake_worker *worker, const struct plan *plan, struct
     }
     worker->applied = plan->seq;
     worker->row_count = 0;
+    move(worker, plan);
     retire(worker, plan);
     admit(worker, plan);
     update(worker, plan);
@@ -239,7 +338,7 @@ void fake_worker_run(struct fake_worker *worker, const struct plan *plan, struct
     for (uint32_t i = 0; i < worker->limits.envelope.seqs; i++) {
         struct fake_slot *slot = &worker->slots[i];
         if (slot->live && slot->decoding && !slot->paused) {
-            slot->len++;
+            compute(worker, slot, 1);
             decode_rows++;
             draw(worker, i);
         }
@@ -250,12 +349,13 @@ void fake_worker_run(struct fake_worker *worker, const struct plan *plan, struct
         struct fake_slot *slot = slot_of(worker, chunk->ref);
         ck_assert_uint_eq(chunk->start_pos, slot->len);
         memcpy(slot->tokens + slot->len, chunk->tokens, chunk->token_count * sizeof(int32_t));
-        slot->len += chunk->token_count;
+        compute(worker, slot, chunk->token_count);
         slot->known = slot->len;
         if (chunk->last) {
             draw(worker, chunk->ref.slot);
         }
     }
+    resize(worker, plan);
     *out = (struct step_result){.group = plan->group,
                                 .epoch = plan->epoch,
                                 .seq = plan->seq,

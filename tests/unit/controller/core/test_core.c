@@ -9,6 +9,7 @@
 #include "tests/unit/controller/core/fake_worker.h"
 #include "tests/unit/suites.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum {
@@ -41,6 +42,10 @@ struct world {
     bool plan_waits;              // the worker holds a plan it has not answered
     struct step_result result;    // its answer
     bool resync;
+    uint32_t asked_resizes, told_resizes;
+    struct core_action resized;    // the last
+    char note[64];
+    bool loses;    // random events include lost workers
     bool drained;
     uint32_t finished[FINISH_REASON_COUNT], rejected[REJECT_REASON_COUNT];
 };
@@ -107,6 +112,12 @@ static void on_action(void *ctx, const struct core_action *action) {
     case CORE_ACTION_RESYNC:
         w->resync = true;
         break;
+    case CORE_ACTION_RESIZED:
+        w->told_resizes++;
+        w->resized = *action;
+        snprintf(w->note, sizeof w->note, "%s",
+                 action->resized.note == NULL ? "" : action->resized.note);
+        break;
     }
 }
 
@@ -118,6 +129,7 @@ static void tick(struct world *w, const struct core_input *input) {
 
 static void worker_ready(struct world *w) {
     fake_worker_reset(w->worker, ++w->epoch);
+    w->capacity.kv_blocks = fake_worker_pool(w->worker);
     w->plan_waits = false;
     struct core_input input = {.kind = CORE_INPUT_WORKER_READY,
                                .ready = {{0}, &w->capacity, w->epoch}};
@@ -133,7 +145,29 @@ static void worker_lost(struct world *w) {
 static void answer(struct world *w) {
     struct core_input input = {.kind = CORE_INPUT_RESULT, .result = {{0}, &w->result}};
     w->plan_waits = false;
+    uint32_t blocks = fake_worker_resized(w->worker);
     tick(w, &input);
+    if (blocks > 0) {
+        // The capacity report follows the result, in the same epoch.
+        w->capacity.kv_blocks = blocks;
+        w->capacity.kv_note = "the test's note";
+        struct core_input report = {.kind = CORE_INPUT_WORKER_READY,
+                                    .ready = {{0}, &w->capacity, w->epoch}};
+        tick(w, &report);
+    }
+}
+
+static void resize(struct world *w, uint32_t blocks) {
+    struct core_input input = {.kind = CORE_INPUT_RESIZE_KV,
+                               .resize = {++w->asked_resizes, blocks}};
+    tick(w, &input);
+}
+
+static void expect_resized(const struct world *w, enum resize_outcome outcome, uint32_t after) {
+    ck_assert_uint_eq(w->told_resizes, w->asked_resizes);
+    ck_assert_uint_eq(w->resized.resized.operation, w->asked_resizes);
+    ck_assert_int_eq(w->resized.resized.outcome, outcome);
+    ck_assert_uint_eq(w->resized.resized.after, after);
 }
 
 static struct client *arrive(struct world *w, uint32_t prompt, uint32_t output) {
@@ -179,7 +213,7 @@ static void submit(struct world *w, struct client *client) {
 
 static void world_init(struct world *w) {
     memset(w, 0, sizeof *w);
-    struct core_config config = {SEQS, WAITING, STEP_TOKENS, KV_BLOCKS, 1};
+    struct core_config config = {SEQS, WAITING, STEP_TOKENS, FAKE_BLOCKS_MAX, 1};
     ck_assert_int_eq(core_create(&config, &w->core, NULL), STATUS_OK);
     w->capacity = (struct message_capacity){
         .envelope = {.tokens = STEP_TOKENS,
@@ -563,6 +597,175 @@ START_TEST(a_worker_that_refuses_everything_gets_a_new_epoch) {
 }
 END_TEST
 
+// ---- another size of the pool ------------------------------------------------------------------
+
+static uint32_t pool_of(const struct world *w) {
+    struct core_gauges gauges;
+    core_gauges(w->core, w->now_us, &gauges);
+    return gauges.kv_blocks_total;
+}
+
+static uint32_t running(const struct world *w) {
+    struct core_gauges gauges;
+    core_gauges(w->core, w->now_us, &gauges);
+    return gauges.prefilling + gauges.decoding;
+}
+
+START_TEST(an_idle_pool_shrinks_and_grows) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    resize(&w, 14);
+    ck_assert_uint_eq(pool_of(&w), 14);    // at once
+    run_dry(&w);
+    expect_resized(&w, RESIZE_OUTCOME_DONE, 14);
+    resize(&w, 40);
+    ck_assert_uint_eq(pool_of(&w), 14);    // not before the memory is there
+    run_dry(&w);
+    expect_resized(&w, RESIZE_OUTCOME_DONE, 40);
+    ck_assert_uint_eq(pool_of(&w), 40);
+    ck_assert_str_eq(w.note, "the test's note");
+    submit(&w, arrive(&w, 100, 90));
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 1);
+    world_deinit(&w);
+}
+END_TEST
+
+// Sequences spread over the pool, whoever sits low ends, and the rest moves down.
+START_TEST(a_busy_pool_shrinks_by_moving_blocks) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    for (int i = 0; i < 3; i++) {
+        submit(&w, arrive(&w, 40, 8));
+    }
+    for (int i = 0; i < 3; i++) {
+        submit(&w, arrive(&w, 40, 60));
+    }
+    while (w.finished[FINISH_REASON_LENGTH] < 3) {
+        answer(&w);
+    }
+    ck_assert_uint_eq(running(&w), 3);
+    resize(&w, 1);
+    uint32_t end = pool_of(&w);
+    ck_assert_uint_lt(end, KV_BLOCKS);
+    ck_assert_uint_gt(end,
+                      6);    // each of three needs seven blocks in the end, one after the other
+    run_dry(&w);
+    expect_resized(&w, RESIZE_OUTCOME_NEEDED, end);
+    ck_assert_uint_gt(fake_worker_moves(w.worker), 0);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 6);
+    ck_assert_uint_eq(core_counters(w.core)->tokens_recomputed, 0);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(admissions_follow_the_pool) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    resize(&w, 12);
+    run_dry(&w);
+    // Each needs all of it: one at a time. The largest still fits, one token more does not.
+    submit(&w, arrive(&w, 180, 12));
+    submit(&w, arrive(&w, 180, 12));
+    answer(&w);
+    ck_assert_uint_eq(running(&w), 1);
+    resize(&w, 30);
+    for (int i = 0; i < 10; i++) {
+        answer(&w);    // until the first prompt leaves tokens of a step to the second
+    }
+    expect_resized(&w, RESIZE_OUTCOME_DONE, 30);
+    ck_assert_uint_eq(running(&w), 2);
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 2);
+    resize(&w, 6);
+    run_dry(&w);
+    submit(&w, arrive(&w, 90, 7));
+    ck_assert_uint_eq(w.rejected[REJECT_REASON_TOO_LARGE], 1);
+    submit(&w, arrive(&w, 90, 6));
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 3);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(who_waits_keeps_the_room_it_was_promised) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    submit(&w, arrive(&w, 20, 10));
+    submit(&w, arrive(&w, 150, 42));    // twelve blocks, still in the line
+    resize(&w, 3);
+    ck_assert_uint_eq(pool_of(&w), 12);
+    run_dry(&w);
+    expect_resized(&w, RESIZE_OUTCOME_NEEDED, 12);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 2);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(chunks_and_budgets_are_the_workers_word) {
+    struct world w;
+    world_init(&w);
+    fake_worker_budget(w.worker, 5, 30);
+    worker_ready(&w);
+    resize(&w, 11);
+    run_dry(&w);
+    expect_resized(&w, RESIZE_OUTCOME_ROUNDED, 15);
+    ck_assert_uint_eq(pool_of(&w), 15);
+    resize(&w, 31);
+    run_dry(&w);
+    expect_resized(&w, RESIZE_OUTCOME_SHORT, 15);
+    ck_assert_uint_eq(pool_of(&w), 15);
+    resize(&w, 30);
+    run_dry(&w);
+    expect_resized(&w, RESIZE_OUTCOME_DONE, 30);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(one_resize_at_a_time_and_none_without_a_worker) {
+    struct world w;
+    world_init(&w);
+    resize(&w, 10);
+    expect_resized(&w, RESIZE_OUTCOME_UNAVAILABLE, 0);
+    worker_ready(&w);
+    resize(&w, 12);
+    resize(&w, 20);
+    ck_assert_uint_eq(w.told_resizes, 2);
+    ck_assert_int_eq(w.resized.resized.outcome, RESIZE_OUTCOME_BUSY);
+    ck_assert_uint_eq(w.resized.resized.operation, 3);
+    run_dry(&w);
+    ck_assert_uint_eq(w.told_resizes, 3);
+    ck_assert_int_eq(w.resized.resized.outcome, RESIZE_OUTCOME_DONE);
+    ck_assert_uint_eq(w.resized.resized.operation, 2);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(a_worker_lost_during_a_resize_tells_its_size_anew) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    for (int i = 0; i < 4; i++) {
+        submit(&w, arrive(&w, 40, 60));
+    }
+    for (int i = 0; i < 8; i++) {
+        answer(&w);
+    }
+    resize(&w, 13);
+    worker_lost(&w);
+    expect_resized(&w, RESIZE_OUTCOME_LOST, KV_BLOCKS);
+    worker_ready(&w);
+    ck_assert_uint_eq(pool_of(&w), KV_BLOCKS);
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 4);
+    world_deinit(&w);
+}
+END_TEST
+
 static void random_event(struct world *w, struct rng *rng) {
     uint64_t dice = rng_below(rng, 100);
     if (dice < 25) {
@@ -581,7 +784,9 @@ static void random_event(struct world *w, struct rng *rng) {
             client->stop_token = -1;
             tick(w, &(struct core_input){.kind = kind, .id = {client->id}});
         }
-    } else if (dice == 33) {
+    } else if (dice < 33) {
+        resize(w, 1 + (uint32_t)rng_below(rng, 40));
+    } else if (dice == 33 && w->loses) {
         worker_lost(w);
         worker_ready(w);
     } else if (w->plan_waits) {
@@ -617,6 +822,7 @@ START_TEST(random_histories_keep_every_promise) {
     rng_init(&rng, (uint64_t)_i + 1);
     world_init(&w);
     random_envelope(&w, &rng, _i);
+    w.loses = _i % 2 == 0;
     worker_ready(&w);
     for (int i = 0; i < 4000; i++) {
         random_event(&w, &rng);
@@ -625,7 +831,13 @@ START_TEST(random_histories_keep_every_promise) {
     ck_assert_uint_eq(open_count(&w), 0);
     struct core_gauges gauges;
     core_gauges(w.core, w.now_us, &gauges);
-    ck_assert_uint_eq(gauges.kv_blocks_free, KV_BLOCKS);
+    ck_assert_uint_eq(gauges.kv_blocks_free, w.capacity.kv_blocks);
+    ck_assert_uint_eq(gauges.kv_blocks_total, w.capacity.kv_blocks);
+    ck_assert_uint_eq(w.told_resizes, w.asked_resizes);
+    ck_assert_uint_gt(fake_worker_moves(w.worker), 0);
+    // Nobody who was accepted is failed for a smaller pool.
+    ck_assert(w.loses || w.finished[FINISH_REASON_FAULT] == 0);
+    ck_assert(w.loses || core_counters(w.core)->tokens_recomputed == 0);
     uint32_t ended = 0;
     for (int i = 0; i < FINISH_REASON_COUNT; i++) {
         ended += w.finished[i];
@@ -663,6 +875,13 @@ Suite *suite_core(void) {
     tcase_add_loop_test(tc, refused_plans_are_split_and_cost_no_token, 0, 6);
     tcase_add_test(tc, a_request_that_is_always_refused_fails_alone);
     tcase_add_test(tc, a_worker_that_refuses_everything_gets_a_new_epoch);
+    tcase_add_test(tc, an_idle_pool_shrinks_and_grows);
+    tcase_add_test(tc, a_busy_pool_shrinks_by_moving_blocks);
+    tcase_add_test(tc, admissions_follow_the_pool);
+    tcase_add_test(tc, who_waits_keeps_the_room_it_was_promised);
+    tcase_add_test(tc, chunks_and_budgets_are_the_workers_word);
+    tcase_add_test(tc, one_resize_at_a_time_and_none_without_a_worker);
+    tcase_add_test(tc, a_worker_lost_during_a_resize_tells_its_size_anew);
     tcase_add_loop_test(tc, random_histories_keep_every_promise, 0, 30);
     suite_add_tcase(suite, tc);
     return suite;

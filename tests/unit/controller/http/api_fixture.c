@@ -119,6 +119,8 @@ void api_fixture_deinit(struct api_fixture *fixture) {
 
 void api_fixture_ready(struct api_fixture *fixture) {
     struct message_capacity capacity = {.envelope = {.seq_tokens = FIXTURE_CONTEXT},
+                                        .block_tokens = 16,
+                                        .kv_blocks = 65536,
                                         .vocabulary = TINY_VOCABULARY,
                                         .kv_dtype = "f16"};
     api_set_model(fixture->api, &fixture->model);

@@ -224,6 +224,8 @@ END_TEST
 // A tokenizer may have more tokens than the model has rows.
 START_TEST(tokens_that_the_model_lacks_never_reach_the_core) {
     struct message_capacity capacity = {.envelope = {.seq_tokens = FIXTURE_CONTEXT},
+                                        .block_tokens = 16,
+                                        .kv_blocks = 65536,
                                         .vocabulary = TOKEN_END};
     api_on_capacity(f->api, &capacity);
     post("{\"prompt\":\"a<|end|>\"}");

@@ -261,6 +261,52 @@ START_TEST(a_step_is_refused_one_past_every_limit) {
 }
 END_TEST
 
+static void refused_move(struct fixture *f, const struct plan_move *moves, uint32_t count,
+                         const char *word) {
+    refused(f, &(struct plan){.decode_rows = 1, .move_count = count, .moves = moves}, word);
+}
+
+// Slot 0 holds blocks 3 and 7 (of 12): they move to 1 and 0, and the step reads them there.
+START_TEST(moves_change_the_table_and_name_the_copies) {
+    struct fixture f;
+    init(&f);
+    struct plan_admit admit = admit_of(0, 20, 64);
+    int32_t prompt[20] = {1, 2, 3};
+    struct plan_prefill chunks[2] = {{{0, 1}, 0, 16, prompt, -1, false},
+                                     {{0, 1}, 16, 4, prompt, -1, true}};
+    struct plan plan = {.admit_count = 1, .admits = &admit, .prefill_count = 1, .prefills = chunks};
+    ck_assert_int_eq(apply(&f, &plan, NULL), STATUS_OK);
+    plan = (struct plan){.prefill_count = 1, .prefills = chunks + 1};
+    ck_assert_int_eq(apply(&f, &plan, NULL), STATUS_OK);
+    ck_assert_uint_eq(batch_copies(f.batch).count, 0);
+
+    refused_move(&f, (struct plan_move[]){{{0, 2}, 0, 1}}, 1, "unknown");
+    refused_move(&f, (struct plan_move[]){{{1, 1}, 0, 1}}, 1, "unknown");
+    refused_move(&f, (struct plan_move[]){{{0, 1}, 2, 1}}, 1, "not of");
+    refused_move(&f, (struct plan_move[]){{{0, 1}, 0, 3}}, 1, "not below");
+    refused_move(&f, (struct plan_move[]){{{0, 1}, 0, 1}, {{0, 1}, 1, 5}}, 2, "not below");
+    refused_move(&f, (struct plan_move[]){{{0, 1}, 0, 1}, {{0, 1}, 1, 1}}, 2, "share");
+    refused_move(&f, (struct plan_move[]){{{0, 1}, 0, 1}, {{0, 1}, 0, 2}}, 2, "share");
+    refused(&f, &(struct plan){.decode_rows = 1, .kv_blocks = 7}, "above the pool's new end");
+
+    struct plan_move moves[2] = {{{0, 1}, 0, 1}, {{0, 1}, 1, 0}};
+    plan = (struct plan){.decode_rows = 1, .move_count = 2, .moves = moves, .kv_blocks = 2};
+    ck_assert_int_eq(apply(&f, &plan, NULL), STATUS_OK);
+    struct batch_copies copies = batch_copies(f.batch);
+    ck_assert_uint_eq(copies.count, 2);
+    ck_assert_uint_eq(copies.from[0], 3);
+    ck_assert_uint_eq(copies.to[0], 1);
+    ck_assert_uint_eq(copies.from[1], 7);
+    ck_assert_uint_eq(copies.to[1], 0);
+    ck_assert_uint_eq(batch_step(f.batch)->block_table[0], 1);
+    ck_assert_uint_eq(batch_step(f.batch)->block_table[1], 0);
+    plan = (struct plan){.decode_rows = 1};
+    ck_assert_int_eq(apply(&f, &plan, NULL), STATUS_OK);
+    ck_assert_uint_eq(batch_copies(f.batch).count, 0);    // not again
+    deinit(&f);
+}
+END_TEST
+
 // A hostile controller: random plans with mostly legal numbers. None may break the table.
 START_TEST(random_plans_never_break_the_table) {
     struct fixture f;
@@ -307,6 +353,7 @@ Suite *suite_batch(void) {
     tcase_add_test(tc, wrong_plans_leave_no_trace);
     tcase_add_test(tc, decode_stops_at_the_end_of_the_blocks);
     tcase_add_test(tc, a_step_is_refused_one_past_every_limit);
+    tcase_add_test(tc, moves_change_the_table_and_name_the_copies);
     tcase_add_loop_test(tc, random_plans_never_break_the_table, 0, 4);
     suite_add_tcase(suite, tc);
     return suite;

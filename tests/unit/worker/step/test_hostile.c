@@ -3,7 +3,8 @@
 // accepted one stays inside the envelope and the pools, no plan allocates, and legal work goes on
 // with the same bits. Method: a script of legal plans at the brim of a small envelope, and between
 // its steps plans that were legal before one to three of their numbers were changed, on a real
-// executor over memory with guard pages behind it and canaries before it.
+// executor over memory with guard pages behind it and canaries before it. Also: blocks that move
+// between steps keep every bit.
 #include "common/hash.h"
 #include "common/memory.h"
 #include "common/rng.h"
@@ -31,11 +32,13 @@ enum {
     SEQ_TOKENS = 64,
     BLOCK = 16,
     BLOCKS_EACH = SEQ_TOKENS / BLOCK,
-    BLOCKS = SEQS * BLOCKS_EACH + 3,
+    SPARE = 3,    // blocks below all that the script uses
+    BLOCKS = SPARE + SEQS * BLOCKS_EACH,
     VOCABULARY = 64,
     STEPS = 40,
     // What a message could bring, past every limit.
     LIST_CAP = SEQS + 4,
+    MOVES_CAP = 6,
     TOKENS_CAP = TOKENS + 9,
     BLOCKS_CAP = BLOCKS_EACH + 4,
     ROWS_CAP = TOKENS,
@@ -176,6 +179,7 @@ struct parts {
     struct plan_update updates[LIST_CAP];
     struct plan_retire retires[LIST_CAP];
     struct plan_prefill prefills[LIST_CAP];
+    struct plan_move moves[BOUND_KV_MOVES + 1];
     uint32_t admit_blocks[LIST_CAP][BLOCKS_CAP];
     uint32_t update_blocks[LIST_CAP][BLOCKS_CAP];
     int32_t tokens[LIST_CAP][TOKENS_CAP];
@@ -188,6 +192,7 @@ static void parts_bind(struct parts *p) {
     p->plan.updates = p->updates;
     p->plan.retires = p->retires;
     p->plan.prefills = p->prefills;
+    p->plan.moves = p->moves;
     for (uint32_t i = 0; i < LIST_CAP; i++) {
         p->admits[i].blocks = p->admit_blocks[i];
         p->admits[i].sampling.bias = p->bias;
@@ -279,7 +284,7 @@ static void write_admission(struct script *s, struct parts *p, struct rng *rng, 
                      .top_logprobs = below(rng, 3)},
     };
     for (uint32_t i = 0; i < BLOCKS_CAP; i++) {
-        p->admit_blocks[at][i] = slot * BLOCKS_EACH + i % BLOCKS_EACH;
+        p->admit_blocks[at][i] = SPARE + slot * BLOCKS_EACH + i % BLOCKS_EACH;
     }
 }
 
@@ -297,7 +302,7 @@ static void write_decode(struct script *s, struct parts *p, uint32_t slot) {
     update->resume = true;
     if (q->length == q->blocks * BLOCK) {
         update->append_count = 1;
-        p->update_blocks[at][0] = slot * BLOCKS_EACH + q->blocks++;
+        p->update_blocks[at][0] = SPARE + slot * BLOCKS_EACH + q->blocks++;
     }
     q->length++;
     p->plan.decode_rows++;
@@ -461,6 +466,19 @@ static void change_chunk(struct parts *p, uint32_t i, struct rng *rng) {
     }
 }
 
+// Moves out of nowhere: now and then one that a shrinking pool could have asked for.
+static void change_moves(struct parts *p, struct rng *rng) {
+    p->plan.move_count = below(rng, 16) == 0 ? BOUND_KV_MOVES + 1 : 1 + below(rng, MOVES_CAP);
+    for (uint32_t i = 0; i < p->plan.move_count; i++) {
+        uint32_t slot = below(rng, SEQS);
+        p->moves[i] =
+            (struct plan_move){.ref = {slot, 1 + below(rng, 3)},
+                               .index = below(rng, BLOCKS_EACH + 1),
+                               .block = below(rng, 2) == 0 ? below(rng, 4) : wild(rng, 0, BLOCKS)};
+    }
+    p->plan.kv_blocks = below(rng, 2) == 0 ? 0 : wild(rng, BLOCKS, BLOCKS);
+}
+
 // A list longer or shorter than it was; what it grows by are copies of its entries, or zeroes.
 static void change_count(struct parts *p, struct rng *rng) {
     uint32_t *const counts[] = {&p->plan.admit_count, &p->plan.update_count, &p->plan.retire_count,
@@ -504,7 +522,11 @@ static void overload(struct parts *p, struct rng *rng) {
 
 static void change(struct parts *p, struct rng *rng) {
     struct plan *plan = &p->plan;
-    uint32_t kind = below(rng, 16);
+    uint32_t kind = below(rng, 18);
+    if (kind >= 16) {
+        change_moves(p, rng);
+        return;
+    }
     if (kind < 4 && plan->admit_count > 0) {
         change_admit(p, below(rng, plan->admit_count), rng);
     } else if (kind < 7 && plan->update_count > 0) {
@@ -558,6 +580,12 @@ static const char *const reasons[] = {
     "temperature",
     "top_p",
     "logit_bias count",
+    "move count",
+    "two moves share",
+    "move in an unknown slot",
+    "move of a block that is not",
+    "a block moves to",
+    "KV blocks asked for",
 };
 enum { REASON_COUNT = sizeof reasons / sizeof *reasons };
 
@@ -733,11 +761,113 @@ START_TEST(a_hostile_controller_cannot_break_a_worker) {
 }
 END_TEST
 
+// ---- moving blocks -----------------------------------------------------------------------------
+
+// Which block of which slot lies in each spare place: slot * BLOCKS_EACH + index, or NOBODY.
+enum { NOBODY = UINT16_MAX };
+
+static bool is_retired(const struct plan *plan, uint32_t slot) {
+    for (uint32_t i = 0; i < plan->retire_count; i++) {
+        if (plan->retires[i].ref.slot == slot) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Moves a random block of a slot into each free spare place, now and then.
+static void add_moves(struct parts *p, const uint32_t *held, const uint32_t *gens,
+                      uint32_t spare[SPARE], struct rng *rng) {
+    p->plan.move_count = 0;
+    for (uint32_t place = 0; place < SPARE; place++) {
+        uint32_t slot = below(rng, SEQS);
+        if (spare[place] != NOBODY || held[slot] == 0 || is_retired(&p->plan, slot)) {
+            continue;
+        }
+        uint32_t index = below(rng, held[slot]);
+        bool there = false;
+        for (uint32_t k = 0; k < SPARE; k++) {
+            there = there || spare[k] == slot * BLOCKS_EACH + index;
+        }
+        if (!there) {
+            spare[place] = slot * BLOCKS_EACH + index;
+            p->moves[p->plan.move_count++] = (struct plan_move){{slot, gens[slot]}, index, place};
+        }
+    }
+}
+
+// What the worker holds after the plan.
+static void follow(const struct plan *plan, uint32_t *held, uint32_t *gens, uint32_t spare[SPARE]) {
+    for (uint32_t i = 0; i < plan->retire_count; i++) {
+        uint32_t slot = plan->retires[i].ref.slot;
+        held[slot] = 0;
+        for (uint32_t k = 0; k < SPARE; k++) {
+            spare[k] = spare[k] / BLOCKS_EACH == slot ? NOBODY : spare[k];
+        }
+    }
+    for (uint32_t i = 0; i < plan->admit_count; i++) {
+        held[plan->admits[i].ref.slot] = plan->admits[i].block_count;
+        gens[plan->admits[i].ref.slot] = plan->admits[i].ref.gen;
+    }
+    for (uint32_t i = 0; i < plan->update_count; i++) {
+        held[plan->updates[i].ref.slot] += plan->updates[i].append_count;
+    }
+}
+
+static uint32_t run_moving(struct worker *w, struct script *script, uint64_t seed) {
+    static struct bits expected[STEPS];
+    struct bits bits;
+    struct rng rng;
+    uint32_t held[SEQS] = {0}, gens[SEQS] = {0}, spare[SPARE];
+    uint32_t moved = 0;
+    rng_init(&rng, seed);
+    memset(script, 0, sizeof *script);
+    executor_reset(w->executor, 1);
+    for (uint32_t i = 0; i < STEPS; i++) {
+        write_step(script, &script->steps[i], &rng, i + 1);
+        run_legal(w, &script->steps[i], &expected[i]);
+    }
+    for (uint32_t k = 0; k < SPARE; k++) {
+        spare[k] = NOBODY;
+    }
+    executor_reset(w->executor, 1);
+    for (uint32_t i = 0; i < STEPS; i++) {
+        struct parts *step = &script->steps[i];
+        add_moves(step, held, gens, spare, &rng);
+        run_legal(w, step, &bits);
+        MUST(memcmp(&bits, &expected[i], sizeof bits) == 0);
+        // Nobody reads the old places any more.
+        struct batch_copies copies = batch_copies(w->batch);
+        MUST(copies.count == step->plan.move_count);
+        for (uint32_t k = 0; k < copies.count; k++) {
+            size_t stride = w->kv.block_stride_bytes;
+            memset(w->pools[POOL_KV].base + copies.from[k] * stride, 0x7C, stride);
+        }
+        moved += copies.count;
+        follow(&step->plan, held, gens, spare);
+    }
+    return moved;
+}
+
+START_TEST(moved_blocks_keep_every_bit) {
+    static struct worker w;
+    static struct script script;
+    uint32_t moved = 0;
+    worker_init(&w);
+    for (uint64_t seed = 1; seed <= 50; seed++) {
+        moved += run_moving(&w, &script, seed);
+    }
+    ck_assert_uint_gt(moved, 150);
+    worker_deinit(&w);
+}
+END_TEST
+
 Suite *suite_hostile(void) {
     Suite *suite = suite_create("worker/step/hostile");
     TCase *tc = tcase_create("all");
     tcase_set_timeout(tc, 300);
     tcase_add_test(tc, a_hostile_controller_cannot_break_a_worker);
+    tcase_add_test(tc, moved_blocks_keep_every_bit);
     suite_add_tcase(suite, tc);
     return suite;
 }

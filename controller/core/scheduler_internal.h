@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#ifndef CONTROLLER_CORE_SCHEDULER_INTERNAL_H
+#define CONTROLLER_CORE_SCHEDULER_INTERNAL_H
+
+#include "controller/core/scheduler.h"
+
+// What the files of the scheduler share: scheduler.c plans steps, scheduler_pool.c changes the size
+// of the KV pool between them. Nobody else includes this.
+//
+//   Owns, Thread, Allocates, Fails as scheduler.h.
+
+// What the worker knows of a slot. A plan says the difference to what holds.
+struct told {
+    bool present;
+    bool paused;
+    uint32_t gen;
+    uint32_t blocks;
+};
+
+struct slot {
+    uint32_t request;    // REQUEST_NONE: free, or still to be retired
+    uint32_t gen;
+    struct told told;       // once the plans sent so far are carried out
+    struct told applied;    // by the plans that were; a refused plan falls back to it
+};
+
+// What a refused plan leaves behind: its work is divided until it passes, or one sequence's single
+// row is refused alone.
+struct split {
+    uint32_t seqs;        // most sequences of a step while suspects are left
+    uint32_t tokens;      // most rows of a step; grows back with plans that pass
+    uint32_t passed;      // plans carried out since `tokens` changed
+    bool changes_only;    // the next plan has no rows: are the other changes at fault?
+};
+
+enum pool_phase { POOL_STEADY, POOL_MOVING, POOL_ASKING, POOL_ASKED, POOL_ANSWERING };
+
+// A block on its way down, while the plan that moves it is out.
+struct move {
+    uint32_t slot, gen, index;
+    uint32_t from, to;
+};
+
+struct scheduler {
+    struct scheduler_options options;
+    struct safety_tree *safety;
+    struct slot *slots;      // [seqs_max]
+    uint32_t *free_slots;    // stack
+    uint32_t free_slot_count;
+    uint32_t *block_ids;    // [seqs_max, blocks_per_seq_max]
+    uint32_t *order;        // [seqs_max] running slots, in order of admission
+    uint32_t running;
+    // Of the group, once a worker is there.
+    struct envelope envelope;    // the worker's, lowered by the options
+    uint32_t block_tokens;
+    uint32_t retire_count;    // slots without a request that the worker still knows
+    // Of the step being planned, or the one that is out.
+    struct envelope allowed;    // the envelope, lowered while work is split
+    bool suspects_only;
+    struct step_size size;
+    uint32_t change_count;    // of the plan, beside its rows
+    struct split split;
+    // Another size of the pool.
+    enum pool_phase pool_phase;
+    uint32_t pool_end;    // that the worker is asked for
+    struct move moves[BOUND_KV_MOVES];
+    uint32_t move_count;    // of the plan that is out
+};
+
+static inline struct request *scheduler_request(struct scheduler *s, uint32_t slot) {
+    return request_at(s->options.requests, s->slots[slot].request);
+}
+
+static inline uint32_t *scheduler_blocks(struct scheduler *s, uint32_t slot) {
+    return s->block_ids + (size_t)slot * s->options.blocks_per_seq_max;
+}
+
+static inline struct slot_ref scheduler_ref(const struct scheduler *s, uint32_t slot) {
+    return (struct slot_ref){slot, s->slots[slot].gen};
+}
+
+static inline uint32_t scheduler_blocks_for(const struct scheduler *s, uint32_t tokens) {
+    return (tokens + s->block_tokens - 1) / s->block_tokens;
+}
+
+static inline uint32_t scheduler_length_max(const struct scheduler *s,
+                                            const struct core_request *spec) {
+    uint64_t length = (uint64_t)spec->prompt_count + spec->output_max;
+    return length < s->envelope.seq_tokens ? (uint32_t)length : s->envelope.seq_tokens;
+}
+
+// Blocks of running sequences, wherever they lie; the places that moves go to are not theirs yet.
+static inline uint32_t scheduler_live_blocks(const struct scheduler *s) {
+    return kv_blocks_held(s->options.blocks) - s->move_count;
+}
+
+// The pool's part of a plan, and of its answer.
+void scheduler_plan_pool(struct scheduler *s, struct step_plan *plan);
+void scheduler_finish_moves(struct scheduler *s, uint64_t seq);
+void scheduler_undo_moves(struct scheduler *s);
+
+#endif
