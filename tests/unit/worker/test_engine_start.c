@@ -164,6 +164,7 @@ END_TEST
 
 // ---- memory that is not there ------------------------------------------------------------------
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(TARE_SLOW_CHECKS)
 static uint64_t writable_bytes(void) {
     char line[256];
     unsigned long long kib = 0;
@@ -215,7 +216,6 @@ static int64_t blocks_with_only(const struct fixture *f, uint64_t more_bytes) {
     return blocks;
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(TARE_SLOW_CHECKS)
 // At every size of what can be had, a start ends well or is refused, and more memory never gives
 // fewer blocks.
 START_TEST(others_that_take_memory_make_the_pool_smaller) {
