@@ -486,21 +486,25 @@ static void apply_role(struct engine_options *o) {
     }
 }
 
-// What can be planned and not started.
-static enum status refuse_plans(const struct engine *engine, struct error *err) {
-    const struct engine_options *o = &engine->options;
-    if (o->shard.world > 1) {
+enum status engine_startable(const struct engine_options *options, struct error *err) {
+    if (options->shard.world > 1) {
         error_hint(err,
                    "tare plan works with any size; to serve, leave --tensor-parallel-size out");
         return error_set(err, STATUS_UNSUPPORTED,
                          "--tensor-parallel-size %u needs a group of workers: not built yet",
-                         o->shard.world);
+                         options->shard.world);
     }
-    if (o->role != ENGINE_ROLE_MIXED) {
+    if (options->role != ENGINE_ROLE_MIXED) {
         error_hint(err, "tare plan works with any role; to serve, leave --role out");
         return error_set(err, STATUS_UNSUPPORTED,
                          "roles of groups come with disaggregation: not built yet");
     }
+    return STATUS_OK;
+}
+
+static enum status refuse_plans(const struct engine *engine, struct error *err) {
+    const struct engine_options *o = &engine->options;
+    TRY(engine_startable(o, err));
     const struct device_table *table = device_find(o->device);
     if (!weights_shapes_only(engine->weights) || (table != NULL && !table->computes)) {
         return STATUS_OK;

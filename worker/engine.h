@@ -58,6 +58,8 @@ struct engine_options {
     void *progress_ctx;
 };
 
+// UNSUPPORTED for options that can be planned and not started yet.
+enum status engine_startable(const struct engine_options *options, struct error *err) MUST_USE;
 enum status engine_create(const struct engine_options *options, struct engine **out,
                           struct error *err) MUST_USE;
 void engine_destroy(struct engine *engine);    // accepts NULL

@@ -132,7 +132,13 @@ static int run_plan(const struct config *config) {
     struct buf text;
     struct error err = {0};
     buf_init(&text, 256 * 1024);
-    enum status status = choose_step_tokens(config, &options, &err);
+    enum status status = STATUS_OK;
+    if (strcmp(config_string(config, OPTION_PLAN), "off") == 0) {
+        status = engine_startable(&options, &err);    // --check of a start
+    }
+    if (status == STATUS_OK) {
+        status = choose_step_tokens(config, &options, &err);
+    }
     if (status == STATUS_OK) {
         status = plan_report(&options, json ? PLAN_FORMAT_JSON : PLAN_FORMAT_TEXT, &text, &err);
     }

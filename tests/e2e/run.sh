@@ -159,6 +159,8 @@ expect 65 bin/tare plan SmolLM2-135M --device h100 --tp 2
 expect 65 bin/tare plan Qwen3-8B --device h201
 expect 66 bin/tare plan Qwen3-8B-of-nobody --device h100
 expect 65 bin/tare serve "$demo" --tp 2
+expect 65 bin/tare serve "$demo" --tp 2 --check
+expect 65 bin/tare serve "$demo" --role decode
 expect 65 bin/tare serve deploy/models/Qwen3-8B
 grep -q 'no weights, only shapes' "$work/out" || { cat "$work/out"; exit 1; }
 echo "e2e: $passed parts passed"

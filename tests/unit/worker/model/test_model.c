@@ -3,9 +3,12 @@
 // model, and what is held more than once is what the rules say. Method: the shipped models, every
 // group size up to 8, parts counted by a second, independent rule.
 #include "common/bounds.h"
+#include "common/rng.h"
+#include "kernels/sim/ops_sim.h"
 #include "tests/support/tiny_model.h"
 #include "tests/unit/suites.h"
 #include "worker/model/model.h"
+#include "worker/step/executor.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -209,6 +212,48 @@ START_TEST(a_forward_pass_of_a_rank_says_what_it_tells_the_others) {
 }
 END_TEST
 
+// What a rank reserves for the largest step, workspace and messages, holds every smaller one.
+START_TEST(no_step_of_a_rank_needs_more_than_the_largest) {
+    enum { SHAPES = 2000, TOKENS = 4096, SEQS = 256 };
+    static const struct sim_machine machine = {132, 1e12, 1e14, 2};
+    static const struct tiles tiles = {64, 512, 512, 1584};
+    struct weights *weights = open_shapes(_i == 0 ? "Qwen3-0.6B" : "Llama-3.2-1B");
+    struct model *model = NULL;
+    struct sim_meter meter = {.machine = &machine};
+    struct op_ctx ctx;
+    struct op_kv_layout kv;
+    ops_sim_context(&meter, &ctx);
+    ck_assert_int_eq(model_create(weights, ops_sim(), (struct model_shard){1, 4}, 64, &model, NULL),
+                     STATUS_OK);
+    model_kv_layout(model, DTYPE_F16, 16, &kv);
+    struct plan_limits limits = {.envelope = {.tokens = TOKENS,
+                                              .seqs = SEQS,
+                                              .seq_tokens = 8192,
+                                              .logit_rows = TOKENS,
+                                              .attended_tokens_max = 8192,
+                                              .blocks_per_seq = 512},
+                                 .block_tokens = 16};
+    size_t arena = executor_workspace_bytes(model, ops_sim(), &ctx, &kv, &limits, &tiles);
+    uint64_t messages = executor_message_bytes(model, ops_sim(), &ctx, &kv, &limits, &tiles);
+    ck_assert_uint_gt(messages, 0);
+    struct rng rng;
+    rng_init(&rng, 11);
+    for (uint32_t i = 0; i < SHAPES; i++) {
+        struct envelope *e = &limits.envelope;
+        e->tokens = 1 + (uint32_t)rng_below(&rng, i % 2 == 0 ? 16 : TOKENS);
+        e->seqs = 1 + (uint32_t)rng_below(&rng, e->tokens < SEQS ? e->tokens : SEQS);
+        e->logit_rows = (uint32_t)rng_below(&rng, e->tokens + 1);
+        e->attended_tokens_max = 1 + (uint32_t)rng_below(&rng, 8192);
+        ck_assert_uint_le(executor_workspace_bytes(model, ops_sim(), &ctx, &kv, &limits, &tiles),
+                          arena);
+        ck_assert_uint_le(executor_message_bytes(model, ops_sim(), &ctx, &kv, &limits, &tiles),
+                          messages);
+    }
+    model_destroy(model);
+    weights_close(weights);
+}
+END_TEST
+
 Suite *suite_model(void) {
     Suite *suite = suite_create("worker/model/model");
     TCase *tc = tcase_create("all");
@@ -217,6 +262,7 @@ Suite *suite_model(void) {
     tcase_add_test(tc, heads_that_do_not_divide_are_refused_with_what_does);
     tcase_add_test(tc, fewer_kv_heads_than_ranks_are_copied);
     tcase_add_test(tc, a_forward_pass_of_a_rank_says_what_it_tells_the_others);
+    tcase_add_loop_test(tc, no_step_of_a_rank_needs_more_than_the_largest, 0, 2);
     suite_add_tcase(suite, tc);
     return suite;
 }
