@@ -105,7 +105,7 @@ ALL_O := $(BASE_O) $(CONTROLLER_O) $(WORKER_O) $(CLI_O)
 PROGRAMS := tare tare-controller tare-worker
 BINS := $(PROGRAMS:%=$(OUT)/bin/%)
 
-.PHONY: soak unit-kernels unit-others all programs test check tidy bench bench-cpu fuzz serve model deps deps-test test-run unit asan tsan \
+.PHONY: soak unit-kernels unit-others all programs test check tidy bench bench-cpu bench-http fuzz serve model deps deps-test test-run unit asan tsan \
     integration e2e chaos format lint info help clean
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -221,10 +221,12 @@ e2e: all    ## real clients against real processes
 	@sh tests/e2e/run.sh
 tidy:    ## layers, doors, purity, bans, formatting
 	@sh tests/tidy/tidy.sh
-bench: bench-cpu    ## all benchmarks
+bench: bench-cpu bench-http    ## all benchmarks
 bench-cpu: all    ## tokens per second against llama.cpp in the same run; start, memory, idle time
 	@sh tests/bench/bench_cpu.sh
 	@sh tests/bench/bench_machine.sh
+bench-http: all    ## requests and streamed tokens per second with a simulated worker, beside libuv alone
+	@sh tests/bench/bench_http.sh
 fuzz:    ## every fuzz target for FUZZ_S seconds (600)
 	@sh tests/fuzz/run.sh
 soak: $(OUT)/tests/soak/soak $(OUT)/tests/soak/interpose.so    ## SOAK_STEPS random steps (1,000,000) with every allocation watched

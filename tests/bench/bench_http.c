@@ -1,152 +1,192 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the HTTP layer costs: tiny requests per second and streamed tokens per second, with a core
-// that answers at once, over loopback. The clients run in a child process; the figures per second
-// of CPU are those of the server process alone.
+// What the HTTP front end costs, beside what libuv alone can do (bench_http_limit), in one run:
+// tiny requests per second with keep-alive, streamed tokens per second over 256 streams, and the
+// time that the front end adds to a request at a tenth of the target rate. Client of both on one
+// thread; the server's worker should be a simulated device, whose steps take microseconds.
 //
-// usage: bench_http [SECONDS]
+//   bench_http PORT LIMIT_PORT [SECONDS=2] [ROUNDS=3]
+//
+// Every part runs against the server and the limit in turn, ROUNDS times; figures are medians. One
+// JSON line per figure. Every answer is checked for its status, its length and its token count.
 #include "common/clock.h"
-#include "common/invariant.h"
-#include "controller/http/api.h"
-#include "controller/http/http_server.h"
-#include "tests/tiny_tokenizer.h"
+#include "common/memory.h"
 
 #include <arpa/inet.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
-#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
-#include <uv.h>
 
-enum { CONTEXT = 8192, LIVE_MAX = 4096, CONNECTIONS = 64 };
-
-// ---- the core: one token per sequence and turn -------------------------------------------------
-
-struct bench {
-    uv_loop_t loop;
-    uv_idle_t idle;
-    uv_timer_t end;
-    struct http_server *server;
-    struct api *api;
-    struct core_request live[LIVE_MAX];
-    uint32_t made[LIVE_MAX];
-    uint32_t live_count;
-    uint64_t tokens, requests;
-    bool closed;
+enum {
+    TINY_CLIENTS = 64,
+    STREAMS = 256,
+    LATENCY_CLIENTS = 32,
+    LATENCY_RATE = 2000,    // requests per second
+    CLIENTS_MAX = STREAMS,
+    STREAM_TOKENS_PER_S = 400,    // asked for by each stream, times SECONDS
+    HEAD_BYTES = 4096,
+    TAIL_BYTES = 512,
+    READ_BYTES = 256 * 1024,
+    BODY_BYTES_MAX = 1 << 24,
+    ROUNDS_MAX = 99,
+    SAMPLES_MAX = 1 << 20,
+    TINY_TARGET = 20000,
+    STREAM_TARGET = 100000,
 };
 
-static enum status on_submit(void *ctx, const struct core_request *request) {
-    struct bench *bench = ctx;
-    if (bench->live_count >= LIVE_MAX) {
-        return STATUS_BUSY;
-    }
-    bench->made[bench->live_count] = 0;
-    bench->live[bench->live_count++] = *request;
-    return STATUS_OK;
+static _Noreturn PRINTF_LIKE(1, 2) void give_up(const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    fputs("bench_http: ", stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    exit(1);
 }
 
-static void finish(struct bench *bench, uint32_t index, uint64_t now_us) {
-    const struct core_action action = {
-        .kind = CORE_ACTION_FINISHED,
-        .finished = {.id = bench->live[index].id, .reason = FINISH_REASON_LENGTH}};
-    bench->requests++;
-    bench->live_count--;
-    bench->live[index] = bench->live[bench->live_count];
-    bench->made[index] = bench->made[bench->live_count];
-    api_on_action(bench->api, &action, now_us);
-}
+// ---- answers -----------------------------------------------------------------------------------
 
-static void on_cancel(void *ctx, struct request_id id) {
-    struct bench *bench = ctx;
-    for (uint32_t i = 0; i < bench->live_count; i++) {
-        if (bench->live[i].id.value == id.value) {
-            finish(bench, i, 0);
-            return;
-        }
-    }
-}
-
-static void on_stop(void *ctx, struct request_id id) {
-    on_cancel(ctx, id);
-}
-
-static void on_metrics(void *ctx, enum metric_format format, struct buf *out) {
-    (void)ctx;
-    (void)format;
-    (void)out;
-}
-
-// One step of the engine: every live sequence gets a token of a few letters.
-static void on_idle(uv_idle_t *handle) {
-    struct bench *bench = handle->data;
-    uint64_t now_us = clock_monotonic_us();
-    for (uint32_t i = bench->live_count; i-- > 0;) {
-        const struct result_row row = {.token =
-                                           bench->made[i] % 2 == 0 ? TOKEN_HELLO : TOKEN_SPACE_W};
-        const struct core_action action = {.kind = CORE_ACTION_TOKEN,
-                                           .token = {.id = bench->live[i].id, .row = &row}};
-        bench->tokens++;
-        api_on_action(bench->api, &action, now_us);
-        if (++bench->made[i] == bench->live[i].output_max) {
-            finish(bench, i, now_us);
-        }
-    }
-    api_turn_end(bench->api, now_us);
-    http_server_flush(bench->server);
-}
-
-// ---- the server process ------------------------------------------------------------------------
-
-static void on_end(uv_timer_t *timer) {
-    uv_stop(timer->loop);
-}
-
-struct cpu {
-    double user_s, all_s;
+enum answer_state {
+    ANSWER_HEAD,
+    ANSWER_LENGTH,
+    ANSWER_SIZE,
+    ANSWER_CHUNK,
+    ANSWER_CRLF,
+    ANSWER_END
 };
 
-static struct cpu cpu_now(void) {
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    double user_s = (double)usage.ru_utime.tv_sec + 1e-6 * (double)usage.ru_utime.tv_usec;
-    double system_s = (double)usage.ru_stime.tv_sec + 1e-6 * (double)usage.ru_stime.tv_usec;
-    return (struct cpu){user_s, user_s + system_s};
+struct client {
+    int fd;
+    bool busy;
+    enum answer_state state;
+    char head[HEAD_BYTES];    // the head, then lines of chunk sizes
+    size_t head_bytes;
+    size_t left;    // of the body or the chunk
+    bool last_chunk;
+    char tail[TAIL_BYTES];    // the end of the body so far
+    size_t tail_bytes;
+    uint64_t sent_us, first_us;
+};
+
+static void keep_tail(struct client *client, const char *bytes, size_t byte_count) {
+    if (byte_count >= TAIL_BYTES) {
+        memcpy(client->tail, bytes + byte_count - TAIL_BYTES, TAIL_BYTES);
+        client->tail_bytes = TAIL_BYTES;
+        return;
+    }
+    size_t keep = TAIL_BYTES - byte_count;
+    keep = client->tail_bytes < keep ? client->tail_bytes : keep;
+    memmove(client->tail, client->tail + client->tail_bytes - keep, keep);
+    memcpy(client->tail + keep, bytes, byte_count);
+    client->tail_bytes = keep + byte_count;
 }
 
-static void start(struct bench *bench, const struct api_model *model) {
-    struct api_config config;
-    api_defaults(&config);
-    config.ctx = bench;
-    config.submit = on_submit;
-    config.cancel = on_cancel;
-    config.stop = on_stop;
-    config.metrics = on_metrics;
-    INVARIANT(api_create(&config, &bench->api, NULL) == STATUS_OK);
-    const struct message_capacity capacity = {.envelope = {.seq_tokens = CONTEXT},
-                                              .block_tokens = 16,
-                                              .kv_blocks = 65536,
-                                              .vocabulary = TINY_VOCABULARY};
-    api_set_model(bench->api, model);
-    api_on_capacity(bench->api, &capacity);
-    struct http_server_config server;
-    http_server_defaults(&server);
-    server.handler = api_handler(bench->api);
-    uv_loop_init(&bench->loop);
-    INVARIANT(http_server_create(&bench->loop, &server, &bench->server, NULL) == STATUS_OK);
-    INVARIANT(http_server_listen_tcp(bench->server, "127.0.0.1", 0, NULL) == STATUS_OK);
-    uv_idle_init(&bench->loop, &bench->idle);
-    bench->idle.data = bench;
-    uv_idle_start(&bench->idle, on_idle);
-    uv_timer_init(&bench->loop, &bench->end);
+// Collects a line or a head that ends in `mark`; true once it is whole.
+static bool collect(struct client *client, const char *mark, const char **at, const char *end) {
+    size_t mark_bytes = strlen(mark);
+    while (*at < end) {
+        if (client->head_bytes == HEAD_BYTES - 1) {
+            give_up("a head or a chunk line is too long");
+        }
+        client->head[client->head_bytes++] = *(*at)++;
+        if (client->head_bytes >= mark_bytes &&
+            memcmp(client->head + client->head_bytes - mark_bytes, mark, mark_bytes) == 0) {
+            client->head[client->head_bytes] = '\0';
+            client->head_bytes = 0;
+            return true;
+        }
+    }
+    return false;
 }
 
-// ---- the client process ------------------------------------------------------------------------
+static void read_head(struct client *client) {
+    if (strncmp(client->head, "HTTP/1.1 200 ", 13) != 0) {
+        give_up("the answer is %.40s", client->head);
+    }
+    const char *length = strstr(client->head, "\r\ncontent-length: ");
+    client->last_chunk = false;
+    client->state = ANSWER_SIZE;
+    if (length != NULL) {
+        client->left = strtoul(length + 18, NULL, 10);
+        client->state = ANSWER_LENGTH;
+    } else if (strstr(client->head, "\r\ntransfer-encoding: chunked\r\n") == NULL) {
+        give_up("an answer without a length");
+    }
+}
+
+static void read_body(struct client *client, const char **at, const char *end) {
+    size_t here = (size_t)(end - *at);
+    here = here < client->left ? here : client->left;
+    keep_tail(client, *at, here);
+    *at += here;
+    client->left -= here;
+    if (client->left == 0) {
+        client->state = client->state == ANSWER_LENGTH ? ANSWER_END : ANSWER_CRLF;
+    }
+}
+
+// True when the answer is whole.
+static bool read_answer(struct client *client, const char *at, size_t byte_count) {
+    const char *end = at + byte_count;
+    while (at < end && client->state != ANSWER_END) {
+        switch (client->state) {
+        case ANSWER_HEAD:
+            if (collect(client, "\r\n\r\n", &at, end)) {
+                read_head(client);
+            }
+            break;
+        case ANSWER_LENGTH:
+        case ANSWER_CHUNK:
+            read_body(client, &at, end);
+            break;
+        case ANSWER_SIZE:
+            if (collect(client, "\r\n", &at, end)) {
+                client->left = strtoul(client->head, NULL, 16);
+                client->last_chunk = client->left == 0;
+                client->state = client->last_chunk ? ANSWER_CRLF : ANSWER_CHUNK;
+            }
+            break;
+        case ANSWER_CRLF:
+            if (collect(client, "\r\n", &at, end)) {
+                client->state = client->last_chunk ? ANSWER_END : ANSWER_SIZE;
+            }
+            break;
+        case ANSWER_END:
+            break;
+        }
+    }
+    if (at < end) {
+        give_up("%zu bytes behind an answer", (size_t)(end - at));
+    }
+    return client->state == ANSWER_END;
+}
+
+static uint64_t usage_of(struct client *client) {
+    client->tail[client->tail_bytes < TAIL_BYTES ? client->tail_bytes : TAIL_BYTES - 1] = '\0';
+    const char *count = strstr(client->tail, "\"completion_tokens\":");
+    return count == NULL ? 0 : strtoull(count + 20, NULL, 10);
+}
+
+// ---- one run against one server ----------------------------------------------------------------
+
+struct run {
+    int epoll;
+    struct client clients[CLIENTS_MAX];
+    uint32_t client_count;
+    char request[1024];
+    size_t request_bytes;
+    uint64_t tokens_wanted;    // of each answer
+    uint64_t done;             // answers
+};
+
+static char read_buffer[READ_BYTES];
+static float samples_us[SAMPLES_MAX];
 
 static int dial(uint16_t port) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(port)};
@@ -155,100 +195,285 @@ static int dial(uint16_t port) {
     int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     if (connect(fd, (struct sockaddr *)&address, sizeof address) != 0) {
-        _exit(1);
+        give_up("nobody answers at port %u", port);
     }
     return fd;
 }
 
-// Keeps CONNECTIONS requests open; the next one is sent when `mark` ends what came.
-static void run_client(uint16_t port, const char *body, const char *mark) {
-    char request[1024];
-    int request_bytes = snprintf(request, sizeof request,
-                                 "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
-                                 "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
-                                 strlen(body), body);
-    struct pollfd fds[CONNECTIONS];
-    size_t mark_bytes = strlen(mark);
-    static char chunk[1 << 18];
-    for (int i = 0; i < CONNECTIONS; i++) {
-        fds[i] = (struct pollfd){.fd = dial(port), .events = POLLIN};
-        if (send(fds[i].fd, request, (size_t)request_bytes, 0) != request_bytes) {
-            _exit(1);
-        }
+static void run_open(struct run *run, uint16_t port, uint32_t client_count, const char *body) {
+    memset(run, 0, sizeof *run);
+    run->epoll = epoll_create1(0);
+    run->client_count = client_count;
+    int byte_count = snprintf(run->request, sizeof run->request,
+                              "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                              "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n%s",
+                              strlen(body), body);
+    run->request_bytes = (size_t)byte_count;
+    for (uint32_t i = 0; i < client_count; i++) {
+        run->clients[i].fd = dial(port);
+        struct epoll_event event = {.events = EPOLLIN, .data.u32 = i};
+        epoll_ctl(run->epoll, EPOLL_CTL_ADD, run->clients[i].fd, &event);
     }
-    for (;;) {
-        poll(fds, CONNECTIONS, -1);
-        for (int i = 0; i < CONNECTIONS; i++) {
-            if ((fds[i].revents & POLLIN) == 0) {
-                continue;
+}
+
+static void run_close(struct run *run) {
+    for (uint32_t i = 0; i < run->client_count; i++) {
+        close(run->clients[i].fd);
+    }
+    close(run->epoll);
+}
+
+static void send_request(struct run *run, struct client *client, uint64_t due_us) {
+    client->busy = true;
+    client->state = ANSWER_HEAD;
+    client->tail_bytes = 0;
+    client->first_us = 0;
+    client->sent_us = due_us;
+    ssize_t sent = send(client->fd, run->request, run->request_bytes, MSG_NOSIGNAL);
+    if (sent != (ssize_t)run->request_bytes) {
+        give_up("a request could not be sent");
+    }
+}
+
+typedef void (*answered_fn)(struct run *run, struct client *client, uint64_t now_us);
+
+// Waits up to `wait_ns` and reads what came.
+static void run_turn(struct run *run, uint64_t wait_ns, answered_fn answered) {
+    struct epoll_event events[CLIENTS_MAX];
+    struct timespec wait = {(time_t)(wait_ns / 1000000000), (long)(wait_ns % 1000000000)};
+    int count = epoll_pwait2(run->epoll, events, CLIENTS_MAX, &wait, NULL);
+    uint64_t now_us = clock_monotonic_us();
+    for (int i = 0; i < count; i++) {
+        struct client *client = &run->clients[events[i].data.u32];
+        ssize_t got = recv(client->fd, read_buffer, sizeof read_buffer, 0);
+        if (got <= 0 || !client->busy) {
+            give_up("a connection ended, or spoke without being asked");
+        }
+        client->first_us = client->first_us == 0 ? now_us : client->first_us;
+        if (read_answer(client, read_buffer, (size_t)got)) {
+            client->busy = false;
+            run->done++;
+            uint64_t tokens = usage_of(client);
+            if (tokens != run->tokens_wanted) {
+                give_up("an answer of %llu tokens instead of %llu", (unsigned long long)tokens,
+                        (unsigned long long)run->tokens_wanted);
             }
-            ssize_t got = recv(fds[i].fd, chunk, sizeof chunk, 0);
-            if (got <= 0) {
-                _exit(0);
-            }
-            bool over = (size_t)got >= mark_bytes &&
-                        memcmp(chunk + got - mark_bytes, mark, mark_bytes) == 0;
-            if (over && send(fds[i].fd, request, (size_t)request_bytes, MSG_NOSIGNAL) < 0) {
-                _exit(0);
-            }
+            answered(run, client, now_us);
         }
     }
 }
 
-static void measure(struct bench *bench, const char *what, const char *body, const char *mark,
-                    uint64_t seconds) {
-    pid_t child = fork();
-    if (child == 0) {
-        run_client(http_server_port(bench->server), body, mark);
+static void ask_again(struct run *run, struct client *client, uint64_t now_us) {
+    send_request(run, client, now_us);
+}
+
+static void rest(struct run *run, struct client *client, uint64_t now_us) {
+    (void)run;
+    (void)client;
+    (void)now_us;
+}
+
+static const char tiny_body[] = "{\"prompt\":\"hello\",\"max_tokens\":1,\"temperature\":0}";
+
+// Answers per second of clients that ask again at once.
+static double measure_tiny(struct run *run, uint16_t port, double seconds) {
+    run_open(run, port, TINY_CLIENTS, tiny_body);
+    run->tokens_wanted = 1;
+    uint64_t begin_us = clock_monotonic_us();
+    for (uint32_t i = 0; i < run->client_count; i++) {
+        send_request(run, &run->clients[i], begin_us);
     }
-    bench->tokens = 0;
-    bench->requests = 0;
-    struct cpu before = cpu_now();
-    uint64_t start_us = clock_monotonic_us();
-    uv_timer_start(&bench->end, on_end, seconds * 1000, 0);
-    uv_run(&bench->loop, UV_RUN_DEFAULT);
-    double wall = (double)(clock_monotonic_us() - start_us) * 1e-6;
-    struct cpu after = cpu_now();
-    double cpu = after.all_s - before.all_s;
-    printf("%-14s %7.0f requests/s %7.0f tokens/s; per CPU second %7.0f requests %7.0f tokens, "
-           "%2.0f%% of it in our code\n",
-           what, (double)bench->requests / wall, (double)bench->tokens / wall,
-           (double)bench->requests / cpu, (double)bench->tokens / cpu,
-           100 * (after.user_s - before.user_s) / cpu);
-    kill(child, SIGKILL);
-    waitpid(child, NULL, 0);
-    for (int i = 0; i < 100; i++) {
-        uv_run(&bench->loop, UV_RUN_NOWAIT);    // notices that the clients left
+    uint64_t span_us = (uint64_t)(seconds * 1e6);
+    while (clock_monotonic_us() - begin_us < span_us) {
+        run_turn(run, 1000 * 1000, ask_again);
+    }
+    double rate = (double)run->done * 1e6 / (double)(clock_monotonic_us() - begin_us);
+    run_close(run);
+    return rate;
+}
+
+// Tokens per second of STREAMS streams that begin together, until the last one has ended.
+static double measure_streams(struct run *run, uint16_t port, double seconds) {
+    char body[256];
+    uint64_t tokens = (uint64_t)(seconds * STREAM_TOKENS_PER_S);
+    snprintf(body, sizeof body,
+             "{\"prompt\":\"hello\",\"max_tokens\":%llu,\"temperature\":0,\"ignore_eos\":true,"
+             "\"stream\":true,\"stream_options\":{\"include_usage\":true}}",
+             (unsigned long long)tokens);
+    run_open(run, port, STREAMS, body);
+    run->tokens_wanted = tokens;
+    uint64_t begin_us = clock_monotonic_us();
+    for (uint32_t i = 0; i < run->client_count; i++) {
+        send_request(run, &run->clients[i], begin_us);
+    }
+    while (run->done < run->client_count) {
+        run_turn(run, 1000 * 1000, rest);
+    }
+    double rate = (double)(tokens * STREAMS) * 1e6 / (double)(clock_monotonic_us() - begin_us);
+    run_close(run);
+    return rate;
+}
+
+// ---- time to the first byte --------------------------------------------------------------------
+
+static uint32_t sample_count;
+
+static void take_sample(struct run *run, struct client *client, uint64_t now_us) {
+    (void)run;
+    (void)now_us;
+    if (sample_count < SAMPLES_MAX) {
+        samples_us[sample_count++] = (float)(client->first_us - client->sent_us);
     }
 }
 
-static void on_closed(void *ctx) {
-    struct bench *bench = ctx;
-    bench->closed = true;
+static int by_value(const void *a, const void *b) {
+    float left = *(const float *)a, right = *(const float *)b;
+    return (left > right) - (left < right);
+}
+
+struct times {
+    double p50_us, p99_us;
+};
+
+// Requests are due at even times whether or not earlier ones were answered, and wait from then on.
+static struct times measure_latency(struct run *run, uint16_t port, double seconds) {
+    run_open(run, port, LATENCY_CLIENTS, tiny_body);
+    run->tokens_wanted = 1;
+    sample_count = 0;
+    uint32_t request_count = (uint32_t)(seconds * LATENCY_RATE), sent = 0;
+    uint64_t begin_us = clock_monotonic_us();
+    while (run->done < request_count) {
+        uint64_t now_us = clock_monotonic_us();
+        uint64_t due_us = begin_us + (uint64_t)sent * (1000000 / LATENCY_RATE);
+        for (uint32_t i = 0; i < LATENCY_CLIENTS && sent < request_count && now_us >= due_us; i++) {
+            if (!run->clients[i].busy) {
+                send_request(run, &run->clients[i], due_us);
+                due_us = begin_us + (uint64_t)++sent * (1000000 / LATENCY_RATE);
+            }
+        }
+        now_us = clock_monotonic_us();
+        run_turn(run, sent < request_count && due_us > now_us ? (due_us - now_us) * 1000 : 1000000,
+                 take_sample);
+    }
+    run_close(run);
+    qsort(samples_us, sample_count, sizeof samples_us[0], by_value);
+    return (struct times){(double)samples_us[sample_count / 2],
+                          (double)samples_us[sample_count * 99ull / 100]};
+}
+
+// Mean time of a step that computes a whole tiny request, as the server reports it.
+struct steps {
+    double seconds, count;
+};
+
+static double metric(const char *text, const char *name, const char *label) {
+    const char *at = text;
+    size_t name_bytes = strlen(name);
+    while ((at = strstr(at, name)) != NULL) {
+        const char *end = strchr(at, '\n');
+        const char *kind = strstr(at, label);
+        if (at[name_bytes] == '{' && (at == text || at[-1] == '\n') && end != NULL &&
+            kind != NULL && kind < end) {
+            return strtod(strstr(kind, "} ") + 2, NULL);
+        }
+        at += name_bytes;
+    }
+    give_up("the server has no metric %s", name);
+}
+
+static struct steps read_steps(uint16_t port) {
+    static const char request[] =
+        "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    int fd = dial(port);
+    char *text = memory_alloc(BODY_BYTES_MAX);
+    size_t used = 0;
+    ssize_t got;
+    if (text == NULL || send(fd, request, sizeof request - 1, 0) != (ssize_t)sizeof request - 1) {
+        give_up("the metrics cannot be asked for");
+    }
+    while (used < BODY_BYTES_MAX - 1 &&
+           (got = recv(fd, text + used, BODY_BYTES_MAX - 1 - used, 0)) > 0) {
+        used += (size_t)got;
+    }
+    text[used] = '\0';
+    close(fd);
+    struct steps steps = {metric(text, "tare_step_seconds_sum", "kind=\"prefill\""),
+                          metric(text, "tare_step_seconds_count", "kind=\"prefill\"")};
+    memory_free(text);
+    return steps;
+}
+
+// ---- figures -----------------------------------------------------------------------------------
+
+static int by_double(const void *a, const void *b) {
+    double left = *(const double *)a, right = *(const double *)b;
+    return (left > right) - (left < right);
+}
+
+static double median(double *values, uint32_t count) {
+    qsort(values, count, sizeof values[0], by_double);
+    return values[count / 2];
+}
+
+typedef double (*measure_fn)(struct run *run, uint16_t port, double seconds);
+
+struct plan {
+    uint16_t port, limit_port;
+    double seconds;
+    uint32_t rounds;
+};
+
+static void print_rate(struct run *run, const struct plan *plan, const char *figure,
+                       measure_fn measure, int target) {
+    double ours[ROUNDS_MAX], limits[ROUNDS_MAX];
+    for (uint32_t i = 0; i < plan->rounds; i++) {
+        ours[i] = measure(run, plan->port, plan->seconds);
+        limits[i] = measure(run, plan->limit_port, plan->seconds);
+    }
+    double rate = median(ours, plan->rounds), limit = median(limits, plan->rounds);
+    printf("{\"bench\":\"http\",\"figure\":\"%s\",\"rate\":%.0f,\"target\":%d,\"libuv_alone\":%.0f,"
+           "\"ratio\":%.2f}\n",
+           figure, rate, target, limit, rate / limit);
+    fflush(stdout);
+}
+
+static void print_latency(struct run *run, const struct plan *plan) {
+    double p50[ROUNDS_MAX], p99[ROUNDS_MAX], limit_p50[ROUNDS_MAX], limit_p99[ROUNDS_MAX];
+    struct steps before = read_steps(plan->port);
+    for (uint32_t i = 0; i < plan->rounds; i++) {
+        struct times times = measure_latency(run, plan->port, plan->seconds);
+        p50[i] = times.p50_us;
+        p99[i] = times.p99_us;
+        times = measure_latency(run, plan->limit_port, plan->seconds);
+        limit_p50[i] = times.p50_us;
+        limit_p99[i] = times.p99_us;
+    }
+    struct steps after = read_steps(plan->port);
+    double step_us = (after.seconds - before.seconds) / (after.count - before.count) * 1e6;
+    printf("{\"bench\":\"http\",\"figure\":\"added_to_first_byte\",\"requests_per_s\":%d,"
+           "\"step_us_mean\":%.1f,\"added_us_p50\":%.0f,\"added_us_p99\":%.0f,"
+           "\"libuv_alone_us_p50\":%.0f,\"libuv_alone_us_p99\":%.0f}\n",
+           LATENCY_RATE, step_us, median(p50, plan->rounds) - step_us,
+           median(p99, plan->rounds) - step_us, median(limit_p50, plan->rounds),
+           median(limit_p99, plan->rounds));
 }
 
 int main(int argc, char **argv) {
-    static struct bench bench;
-    static const char *const names[] = {"tiny"};
-    uint64_t seconds = argc > 1 ? strtoull(argv[1], NULL, 10) : 3;
-    struct tokenizer *tokenizer = tiny_tokenizer();
-    const struct api_model model = {.names = names,
-                                    .name_count = 1,
-                                    .tokenizer = tokenizer,
-                                    .defaults = api_sampling_neutral()};
-    start(&bench, &model);
-    measure(&bench, "tiny requests", "{\"prompt\":\"hello\",\"max_tokens\":1,\"temperature\":0}",
-            "}}}", seconds);
-    measure(&bench, "64 streams", "{\"prompt\":\"hello\",\"max_tokens\":4000,\"stream\":true}",
-            "0\r\n\r\n", seconds);
-    uv_close((uv_handle_t *)&bench.idle, NULL);
-    uv_close((uv_handle_t *)&bench.end, NULL);
-    http_server_close(bench.server, 100000, on_closed, &bench);
-    while (!bench.closed) {
-        uv_run(&bench.loop, UV_RUN_ONCE);
+    static struct run run;
+    if (argc < 3) {
+        give_up("usage: bench_http PORT LIMIT_PORT [SECONDS=2] [ROUNDS=3]");
     }
-    http_server_destroy(bench.server);
-    api_destroy(bench.api);
-    tokenizer_destroy(tokenizer);
+    struct plan plan = {.port = (uint16_t)strtoul(argv[1], NULL, 10),
+                        .limit_port = (uint16_t)strtoul(argv[2], NULL, 10),
+                        .seconds = argc > 3 ? strtod(argv[3], NULL) : 2,
+                        .rounds = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 10) : 3};
+    if (plan.rounds < 1 || plan.rounds > ROUNDS_MAX || !(plan.seconds > 0)) {
+        give_up("SECONDS must be positive, ROUNDS 1 to %d", ROUNDS_MAX);
+    }
+    prctl(PR_SET_TIMERSLACK, 1000);        // ns; waits for the next due request are short
+    measure_tiny(&run, plan.port, 0.3);    // connections, pools and branch predictors warm up
+    print_rate(&run, &plan, "tiny_requests_per_s", measure_tiny, TINY_TARGET);
+    print_rate(&run, &plan, "streamed_tokens_per_s", measure_streams, STREAM_TARGET);
+    print_latency(&run, &plan);
     return 0;
 }
