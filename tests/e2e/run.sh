@@ -124,6 +124,7 @@ same_as_plan() { # model, flags
 }
 same_as_plan "$demo"
 same_as_plan "$demo" --device-memory 500M --gpu-memory-utilization 0.9 --max-num-seqs 12 --max-num-batched-tokens 200 --workspace-budget 3M
+same_as_plan "$demo" --device sim:h200 --gpu-memory-utilization 0.8
 same_as_plan "$work/tiny" --kv-cache-dtype float32 --kv-cache-memory-bytes 3M --block-size 16 --max-model-len 100
 
 part "a stop while starting is a clean end"

@@ -203,28 +203,41 @@ static uint64_t sim_found_bytes(const struct device *device, enum ledger_id line
     }
 }
 
-// The list is the host's; what the driver takes for the executable graph is the device's.
-static enum status sim_capture_begin(struct device *device, enum ledger_id line,
-                                     uint32_t launch_count, struct device_capture *out,
-                                     struct error *err) {
-    INVARIANT(device->graph_count < GRAPHS_MAX);
+static enum status take_for_graph(struct device *device, enum ledger_id line, uint32_t launch_count,
+                                  struct error *err) {
     uint64_t bytes = ask(device, SIM_EVENT_GRAPH, device->graph_count, launch_count);
-    TRY(memory_ledger_charge(device->ledger, line, bytes, err));
     uint64_t left = sim_free_bytes(device);
-    void *memory = bytes > left ? NULL : memory_aligned(64, launch_list_bytes(launch_count));
-    if (memory == NULL) {
-        memory_ledger_release(device->ledger, line, bytes);
+    if (bytes > left) {
         return error_set(err, STATUS_EXHAUSTED,
                          "ledger line '%s': a graph of %u launches takes %llu bytes, the device "
                          "has %llu left",
                          memory_ledger_name(line), launch_count, (unsigned long long)bytes,
                          (unsigned long long)left);
     }
+    TRY(memory_ledger_charge(device->ledger, line, bytes, err));
     device->hidden_bytes += bytes;
-    device->graphs[device->graph_count] =
-        (struct device_graph){launch_list_init(memory, launch_count)};
-    launch_list_record(device->graphs[device->graph_count].list, device->ops, &device->ctx,
-                       &device->capture_ops, &device->capture_ctx);
+    return STATUS_OK;
+}
+
+// The list is the host's; what the driver takes for the executable graph is the device's.
+static enum status sim_capture_begin(struct device *device, enum ledger_id line,
+                                     uint32_t launch_count, struct device_capture *out,
+                                     struct error *err) {
+    INVARIANT(device->graph_count < GRAPHS_MAX);
+    void *memory = memory_aligned(64, launch_list_bytes(launch_count));
+    if (memory == NULL) {
+        return error_set(err, STATUS_EXHAUSTED, "no memory for a graph of %u launches",
+                         launch_count);
+    }
+    enum status status = take_for_graph(device, line, launch_count, err);
+    if (status != STATUS_OK) {
+        memory_free(memory);
+        return status;
+    }
+    struct device_graph *graph = &device->graphs[device->graph_count];
+    *graph = (struct device_graph){launch_list_init(memory, launch_count)};
+    launch_list_record(graph->list, device->ops, &device->ctx, &device->capture_ops,
+                       &device->capture_ctx);
     *out = (struct device_capture){&device->capture_ops, &device->capture_ctx};
     return STATUS_OK;
 }

@@ -4,6 +4,7 @@
 // devices whose costs are drawn at random behind a function that the worker cannot ask, then steps
 // of every kind; the incidents with their published numbers.
 #include "common/log.h"
+#include "common/memory.h"
 #include "common/rng.h"
 #include "tests/support/tiny_model.h"
 #include "tests/unit/suites.h"
@@ -404,6 +405,52 @@ START_TEST(a_part_of_a_mapping_cannot_be_unmapped) {
 }
 END_TEST
 
+START_TEST(memory_of_the_host_that_ends_anywhere_ends_a_start_cleanly) {
+    struct engine_options options = options_for("deploy/models/SmolLM2-135M", "sim:rtx4090");
+    ck_assert_ptr_nonnull(freopen("/dev/null", "w", stderr));    // a ledger for each failure
+    uint64_t nth = 1;
+    for (;; nth++) {
+        struct engine *engine = NULL;
+        struct error err = {0};
+        memory_fail_nth(nth);
+        enum status status = engine_create(&options, &engine, &err);
+        memory_fail_nth(0);
+        if (status == STATUS_OK) {
+            engine_destroy(engine);
+            break;
+        }
+        ck_assert_msg(status == STATUS_EXHAUSTED, "allocation %llu: %s: %s",
+                      (unsigned long long)nth, status_name(status), err.message);
+        ck_assert_ptr_null(engine);
+    }
+    ck_assert_uint_gt(nth, 10);
+}
+END_TEST
+
+START_TEST(costs_that_fill_the_device_are_refused_by_line) {
+    struct engine_options options = options_for("deploy/models/Qwen3-0.6B", "sim:rtx4090");
+    struct drawn drawn = {.context = 10 * MIB, .graph_first = 30000 * MIB};
+    struct sim_costs costs = {.fn = answer, .ctx = &drawn};
+    struct engine *engine = NULL;
+    struct error err = {0};
+    options.sim = &costs;
+    ck_assert_int_eq(engine_create(&options, &engine, &err), STATUS_EXHAUSTED);
+    ck_assert_ptr_nonnull(strstr(err.message, "ledger line 'graph: "));
+    drawn = (struct drawn){.context = 40000 * MIB};
+    err = (struct error){0};
+    ck_assert_int_eq(engine_create(&options, &engine, &err), STATUS_EXHAUSTED);
+    ck_assert_ptr_nonnull(strstr(err.message, "ledger line 'context'"));
+    drawn = (struct drawn){.library = {[SIM_KERNEL_SAMPLE] = 40000 * MIB}};
+    err = (struct error){0};
+    ck_assert_int_eq(engine_create(&options, &engine, &err), STATUS_EXHAUSTED);
+    ck_assert_ptr_nonnull(strstr(err.message, "ledger line 'library handles'"));
+    drawn = (struct drawn){.foreign = 24000 * MIB};
+    err = (struct error){0};
+    ck_assert_int_eq(engine_create(&options, &engine, &err), STATUS_EXHAUSTED);
+    ck_assert_ptr_nonnull(strstr(err.message, "ledger line '"));
+}
+END_TEST
+
 START_TEST(names_are_those_of_the_table) {
     ck_assert_ptr_eq(device_find("sim:h200"), &device_sim);
     ck_assert_ptr_null(device_find("sim:h201"));
@@ -439,6 +486,8 @@ Suite *suite_device_sim(void) {
     tcase_add_loop_test(tc, m4_graphs_weigh_what_they_cost_and_not_a_sample_of_it, 0, 4);
     tcase_add_test(tc, a_full_device_refuses_by_line_and_gives_back);
     tcase_add_test_raise_signal(tc, a_part_of_a_mapping_cannot_be_unmapped, SIGABRT);
+    tcase_add_test(tc, memory_of_the_host_that_ends_anywhere_ends_a_start_cleanly);
+    tcase_add_test(tc, costs_that_fill_the_device_are_refused_by_line);
     tcase_add_test(tc, names_are_those_of_the_table);
     tcase_add_test(tc, what_can_only_be_planned_is_not_started);
     suite_add_tcase(suite, tc);
