@@ -110,7 +110,8 @@ static void tell_resized(struct controller *c, const struct core_action *action)
         const char *state, *reason;
     } texts[] = {
         [RESIZE_OUTCOME_DONE] = {"done", ""},
-        [RESIZE_OUTCOME_ROUNDED] = {"done", "memory comes and goes in whole chunks"},
+        [RESIZE_OUTCOME_ROUNDED] = {nothing ? "refused" : "done",
+                                    "memory comes and goes in whole chunks"},
         [RESIZE_OUTCOME_NEEDED] = {part,
                                    "requests that were accepted need the rest: try again when "
                                    "they have finished"},

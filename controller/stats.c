@@ -131,7 +131,8 @@ struct stats {
     struct metric *step[STEP_KIND_COUNT], *rows[ROW_KIND_COUNT];
     struct metric *turn[STATS_PHASE_COUNT], *lag;
     struct metric *plans, *plan_bytes, *plan_nacks[NACK_COUNT], *results_stale;
-    struct metric *blocks[BLOCK_STATE_COUNT], *blocks_capacity, *capacity_tokens, *evictions;
+    struct metric *blocks[BLOCK_STATE_COUNT], *blocks_capacity, *capacity_tokens, *evictions,
+        *moved;
     struct metric *worker_up, *heartbeat_age, *epoch, *sealed, *resident, *after_seal;
     struct metric *responses[RESPONSE_COUNT], *connections;
     struct metric *memory[MEMORY_LINES_MAX];
@@ -289,6 +290,9 @@ static void add_engine(struct builder *builder) {
         add_one(builder, GAUGE("tare_kv_blocks_capacity", "KV blocks in all."), NULL, NULL);
     stats->capacity_tokens =
         add_one(builder, GAUGE("tare_kv_capacity_tokens", "Tokens the KV pool holds."), NULL, NULL);
+    stats->moved = add_one(
+        builder, COUNTER("tare_kv_blocks_moved_total", "Blocks moved while the KV pool shrank."),
+        NULL, NULL);
     stats->evictions =
         add_one(builder, COUNTER("tare_kv_evictions_total", "Sequences whose KV was given up."),
                 NULL, NULL);
@@ -553,6 +557,7 @@ static void copy_counters(struct stats *stats, const struct core_counters *count
     metric_set_total(stats->plan_nacks[NACK_STATE], counters->resyncs);
     metric_set_total(stats->results_stale, counters->results_stale);
     metric_set_total(stats->evictions, counters->preemptions);
+    metric_set_total(stats->moved, counters->kv_blocks_moved);
 }
 
 static void copy_gauges(struct stats *stats, const struct stats_view *view) {

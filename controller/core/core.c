@@ -23,7 +23,7 @@ struct core {
     uint64_t next_seq;
     bool outstanding;    // plan next_seq - 1 has no result yet
     uint64_t outstanding_since_us;
-    uint32_t outstanding_rows, outstanding_prompt_rows;
+    uint32_t outstanding_rows, outstanding_prompt_rows, outstanding_moves;
     bool condemned;    // a request was failed for a refused plan, and no row was computed since
     uint64_t away_since_us;    // when the worker was lost, while !ready
     struct message_capacity capacity;
@@ -519,6 +519,7 @@ static void take_result(struct core *core, const struct core_input *input) {
     core->outstanding = false;
     core->condemned = core->condemned && core->outstanding_rows == 0;
     core->counters.tokens_prompt_computed += core->outstanding_prompt_rows;
+    core->counters.kv_blocks_moved += core->outstanding_moves;
     learn_pace(core, result);
     scheduler_complete(core->scheduler, result->seq);
     for (uint32_t i = 0; i < result->row_count; i++) {
@@ -617,6 +618,7 @@ static void send_next_plan(struct core *core) {
     core->outstanding_since_us = core->now_us;
     core->outstanding_rows = plan_rows(plan);
     core->outstanding_prompt_rows = core->outstanding_rows - plan->decode_rows;
+    core->outstanding_moves = plan->move_count;
     core->counters.plans++;
     struct core_action action = {.kind = CORE_ACTION_SEND_PLAN,
                                  .send = {.worker = core->worker, .plan = plan}};

@@ -203,6 +203,7 @@ struct core_counters {
     uint64_t plan_refusals;    // plans that a worker refused; their work was planned again
     uint64_t resyncs;          // epochs that ended because the two sides' states differed
     uint64_t preemptions;
+    uint64_t kv_blocks_moved;    // for a shrinking pool
 };
 
 struct core_gauges {

@@ -44,6 +44,11 @@ part "a child that is killed costs a pause and no token"
 "$python" tests/e2e/clients/kill_worker.py "$URL" "$(worker_child)"
 stop_server
 
+part "the KV pool changes its size under running streams"
+start_server "$work/resize.log" "$demo" --kv-cache-memory-bytes 64M --max-num-seqs 8 --max-model-len 2500
+"$python" tests/e2e/clients/resize_kv.py "$URL" "$(run_dir)" "$(worker_child)"
+stop_server
+
 part "overload is answered and retried"
 start_server "$work/small.log" "$work/tiny" --max-num-seqs 2 --max-num-queued-reqs 2
 "$python" tests/e2e/clients/openai_client.py "$URL" --overload

@@ -6,7 +6,7 @@
 
 struct kv_chunk_rule kv_chunk_rule(uint64_t pool_bytes, size_t page_bytes) {
     size_t small = KV_CHUNK_SMALL_MAX;
-    while (small > page_bytes && small > pool_bytes / KV_CHUNK_RATIO) {
+    while (small > page_bytes && small > pool_bytes / (KV_CHUNK_RATIO * KV_CHUNKS_LARGE_MIN)) {
         small /= 2;
     }
     small = small < page_bytes ? page_bytes : small;

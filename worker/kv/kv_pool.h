@@ -18,10 +18,12 @@
 //   Fails      grow: EXHAUSTED naming the ledger line; what was mapped before it failed stays.
 
 struct kv_chunk_rule {
-    size_t small_bytes;    // 2 MiB, less for a pool below 64 MiB, never below the device's page
+    // 2 MiB, less for a pool below 512 MiB, so that a resize of an eighth gives something; never
+    // below the device's page.
+    size_t small_bytes;
     size_t large_bytes;    // 32 small ones
 };
-enum { KV_CHUNK_RATIO = 32, KV_CHUNK_SMALL_MAX = 2 * 1024 * 1024 };
+enum { KV_CHUNK_RATIO = 32, KV_CHUNK_SMALL_MAX = 2 * 1024 * 1024, KV_CHUNKS_LARGE_MIN = 8 };
 
 struct kv_chunk_rule kv_chunk_rule(uint64_t pool_bytes, size_t page_bytes);
 uint64_t kv_chunk_round(const struct kv_chunk_rule *rule, uint64_t bytes);    // down

@@ -655,6 +655,7 @@ START_TEST(a_busy_pool_shrinks_by_moving_blocks) {
     run_dry(&w);
     expect_resized(&w, RESIZE_OUTCOME_NEEDED, end);
     ck_assert_uint_gt(fake_worker_moves(w.worker), 0);
+    ck_assert_uint_eq(core_counters(w.core)->kv_blocks_moved, fake_worker_moves(w.worker));
     ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 6);
     ck_assert_uint_eq(core_counters(w.core)->tokens_recomputed, 0);
     world_deinit(&w);

@@ -92,7 +92,7 @@ START_TEST(what_is_unmapped_goes_back_and_what_stays_keeps_its_contents) {
     init(&f, 64 * MIB, 64 * MIB);
     int fd = memfd_create("tare-test-range", 0);
     ck_assert_int_ge(fd, 0);
-    struct kv_chunk_rule rule = kv_chunk_rule(16 * MIB, 4096);
+    struct kv_chunk_rule rule = kv_chunk_rule(128 * MIB, 4096);
     ck_assert_uint_eq(rule.small_bytes, MIB / 2);
     struct error err = {0};
     ck_assert_int_eq(kv_pool_init(&f.pool, &device_cpu, f.device, &rule, 64 * MIB, fd, &err),
@@ -155,7 +155,7 @@ END_TEST
 START_TEST(a_pool_gives_back_what_others_need_and_little_more) {
     struct fixture f;
     init(&f, 256 * MIB, 256 * MIB);
-    struct kv_chunk_rule rule = kv_chunk_rule(128 * MIB, 4096);
+    struct kv_chunk_rule rule = kv_chunk_rule(512 * MIB, 4096);
     ck_assert_uint_eq(rule.large_bytes, 64 * MIB);
     struct error err = {0};
     ck_assert_int_eq(kv_pool_init(&f.pool, &device_cpu, f.device, &rule, 256 * MIB, -1, &err),
