@@ -7,8 +7,8 @@
 #include "controller/http/http_exchange.h"
 #include <stdint.h>
 
-// Connections: bytes between sockets and exchanges, on one libuv loop. The only file here that
-// knows libuv.
+// Connections: bytes between sockets and exchanges, on one libuv loop. This file accepts and ends
+// them and looks at the clock; http_connection is one of them.
 //
 // The idea: a connection works on one exchange at a time. Reading never stops, so a client that
 // leaves is noticed at once, in every state; what it sends ahead waits in a small buffer. Answers
