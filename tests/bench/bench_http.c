@@ -4,10 +4,11 @@
 // time that the front end adds to a request at a tenth of the target rate. Client of both on one
 // thread; the server's worker should be a simulated device, whose steps take microseconds.
 //
-//   bench_http PORT LIMIT_PORT [SECONDS=2] [ROUNDS=3]
+//   bench_http PORT LIMIT_PORT [SECONDS=2] [ROUNDS=3] [PART]
 //
 // Every part runs against the server and the limit in turn, ROUNDS times; figures are medians. One
 // JSON line per figure. Every answer is checked for its status, its length and its token count.
+// PART is tiny, streams or latency; without it all of them.
 #include "common/clock.h"
 #include "common/memory.h"
 
@@ -132,7 +133,8 @@ static void read_body(struct client *client, const char **at, const char *end) {
 }
 
 // True when the answer is whole.
-static bool read_answer(struct client *client, const char *at, size_t byte_count) {
+static bool read_answer(struct client *client, const char *at, size_t byte_count,
+                        uint64_t *chunks) {
     const char *end = at + byte_count;
     while (at < end && client->state != ANSWER_END) {
         switch (client->state) {
@@ -149,6 +151,7 @@ static bool read_answer(struct client *client, const char *at, size_t byte_count
             if (collect(client, "\r\n", &at, end)) {
                 client->left = strtoul(client->head, NULL, 16);
                 client->last_chunk = client->left == 0;
+                *chunks += client->last_chunk ? 0 : 1;
                 client->state = client->last_chunk ? ANSWER_CRLF : ANSWER_CHUNK;
             }
             break;
@@ -183,6 +186,7 @@ struct run {
     size_t request_bytes;
     uint64_t tokens_wanted;    // of each answer
     uint64_t done;             // answers
+    uint64_t chunks;           // of all chunked answers; the server sends one per write
 };
 
 static char read_buffer[READ_BYTES];
@@ -250,7 +254,7 @@ static void run_turn(struct run *run, uint64_t wait_ns, answered_fn answered) {
             give_up("a connection ended, or spoke without being asked");
         }
         client->first_us = client->first_us == 0 ? now_us : client->first_us;
-        if (read_answer(client, read_buffer, (size_t)got)) {
+        if (read_answer(client, read_buffer, (size_t)got, &run->chunks)) {
             client->busy = false;
             run->done++;
             uint64_t tokens = usage_of(client);
@@ -275,8 +279,12 @@ static void rest(struct run *run, struct client *client, uint64_t now_us) {
 
 static const char tiny_body[] = "{\"prompt\":\"hello\",\"max_tokens\":1,\"temperature\":0}";
 
+struct rate {
+    double per_s, tokens_per_write;
+};
+
 // Answers per second of clients that ask again at once.
-static double measure_tiny(struct run *run, uint16_t port, double seconds) {
+static struct rate measure_tiny(struct run *run, uint16_t port, double seconds) {
     run_open(run, port, TINY_CLIENTS, tiny_body);
     run->tokens_wanted = 1;
     uint64_t begin_us = clock_monotonic_us();
@@ -289,11 +297,11 @@ static double measure_tiny(struct run *run, uint16_t port, double seconds) {
     }
     double rate = (double)run->done * 1e6 / (double)(clock_monotonic_us() - begin_us);
     run_close(run);
-    return rate;
+    return (struct rate){.per_s = rate, .tokens_per_write = 1};
 }
 
 // Tokens per second of STREAMS streams that begin together, until the last one has ended.
-static double measure_streams(struct run *run, uint16_t port, double seconds) {
+static struct rate measure_streams(struct run *run, uint16_t port, double seconds) {
     char body[256];
     uint64_t tokens = (uint64_t)(seconds * STREAM_TOKENS_PER_S);
     snprintf(body, sizeof body,
@@ -309,9 +317,10 @@ static double measure_streams(struct run *run, uint16_t port, double seconds) {
     while (run->done < run->client_count) {
         run_turn(run, 1000 * 1000, rest);
     }
-    double rate = (double)(tokens * STREAMS) * 1e6 / (double)(clock_monotonic_us() - begin_us);
+    double token_count = (double)(tokens * STREAMS);
+    double seconds_taken = (double)(clock_monotonic_us() - begin_us) * 1e-6;
     run_close(run);
-    return rate;
+    return (struct rate){token_count / seconds_taken, token_count / (double)run->chunks};
 }
 
 // ---- time to the first byte --------------------------------------------------------------------
@@ -415,7 +424,7 @@ static double median(double *values, uint32_t count) {
     return values[count / 2];
 }
 
-typedef double (*measure_fn)(struct run *run, uint16_t port, double seconds);
+typedef struct rate (*measure_fn)(struct run *run, uint16_t port, double seconds);
 
 struct plan {
     uint16_t port, limit_port;
@@ -425,15 +434,17 @@ struct plan {
 
 static void print_rate(struct run *run, const struct plan *plan, const char *figure,
                        measure_fn measure, int target) {
-    double ours[ROUNDS_MAX], limits[ROUNDS_MAX];
+    double ours[ROUNDS_MAX], limits[ROUNDS_MAX], per_write[ROUNDS_MAX];
     for (uint32_t i = 0; i < plan->rounds; i++) {
-        ours[i] = measure(run, plan->port, plan->seconds);
-        limits[i] = measure(run, plan->limit_port, plan->seconds);
+        struct rate rate = measure(run, plan->port, plan->seconds);
+        ours[i] = rate.per_s;
+        per_write[i] = rate.tokens_per_write;
+        limits[i] = measure(run, plan->limit_port, plan->seconds).per_s;
     }
     double rate = median(ours, plan->rounds), limit = median(limits, plan->rounds);
     printf("{\"bench\":\"http\",\"figure\":\"%s\",\"rate\":%.0f,\"target\":%d,\"libuv_alone\":%.0f,"
-           "\"ratio\":%.2f}\n",
-           figure, rate, target, limit, rate / limit);
+           "\"ratio\":%.2f,\"tokens_per_write\":%.2f}\n",
+           figure, rate, target, limit, rate / limit, median(per_write, plan->rounds));
     fflush(stdout);
 }
 
@@ -461,7 +472,7 @@ static void print_latency(struct run *run, const struct plan *plan) {
 int main(int argc, char **argv) {
     static struct run run;
     if (argc < 3) {
-        give_up("usage: bench_http PORT LIMIT_PORT [SECONDS=2] [ROUNDS=3]");
+        give_up("usage: bench_http PORT LIMIT_PORT [SECONDS=2] [ROUNDS=3] [PART]");
     }
     struct plan plan = {.port = (uint16_t)strtoul(argv[1], NULL, 10),
                         .limit_port = (uint16_t)strtoul(argv[2], NULL, 10),
@@ -472,8 +483,16 @@ int main(int argc, char **argv) {
     }
     prctl(PR_SET_TIMERSLACK, 1000);        // ns; waits for the next due request are short
     measure_tiny(&run, plan.port, 0.3);    // connections, pools and branch predictors warm up
-    print_rate(&run, &plan, "tiny_requests_per_s", measure_tiny, TINY_TARGET);
-    print_rate(&run, &plan, "streamed_tokens_per_s", measure_streams, STREAM_TARGET);
-    print_latency(&run, &plan);
+    const char *part = argc > 5 ? argv[5] : "all";
+    bool all = strcmp(part, "all") == 0;
+    if (all || strcmp(part, "tiny") == 0) {
+        print_rate(&run, &plan, "tiny_requests_per_s", measure_tiny, TINY_TARGET);
+    }
+    if (all || strcmp(part, "streams") == 0) {
+        print_rate(&run, &plan, "streamed_tokens_per_s", measure_streams, STREAM_TARGET);
+    }
+    if (all || strcmp(part, "latency") == 0) {
+        print_latency(&run, &plan);
+    }
     return 0;
 }
