@@ -105,7 +105,7 @@ ALL_O := $(BASE_O) $(CONTROLLER_O) $(WORKER_O) $(CLI_O)
 PROGRAMS := tare tare-controller tare-worker
 BINS := $(PROGRAMS:%=$(OUT)/bin/%)
 
-.PHONY: soak unit-kernels unit-others all programs test check tidy bench bench-cpu bench-http fuzz serve model deps deps-test test-run unit asan tsan \
+.PHONY: soak unit-kernels unit-others all programs test check tidy bench bench-cpu bench-http bench-core-peer fuzz serve model deps deps-test test-run unit asan tsan \
     integration e2e chaos format lint info help clean
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -227,6 +227,8 @@ bench-cpu: all    ## tokens per second against llama.cpp in the same run; start,
 	@sh tests/bench/bench_machine.sh
 bench-http: all    ## requests and streamed tokens per second with a simulated worker, beside libuv alone
 	@sh tests/bench/bench_http.sh
+bench-core-peer: all    ## a turn of the controller against one of vLLM's scheduler (PyPI, 6 GB), in the same run
+	@sh tests/bench/bench_core_peer.sh
 fuzz:    ## every fuzz target for FUZZ_S seconds (600)
 	@sh tests/fuzz/run.sh
 soak: $(OUT)/tests/soak/soak $(OUT)/tests/soak/interpose.so    ## SOAK_STEPS random steps (1,000,000) with every allocation watched
@@ -245,7 +247,7 @@ info:    ## what was detected, and what it means
 	@for p in $(PKGS); do printf '%-16s %s\n' $$p "$$(pkg-config --modversion $$p 2>/dev/null || echo 'missing: run make deps')"; done
 	@printf '%-16s %s\n' nvcc "$$(command -v nvcc || echo 'not found: no CUDA plug-in')"
 help:    ## this list
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*##[ ]*/\1|/' | awk -F'|' '{printf "  %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*##[ ]*/\1|/' | awk -F'|' '{printf "  %-15s %s\n", $$1, $$2}'
 clean:    ## remove build/ and bin/
 	rm -rf build bin
 
