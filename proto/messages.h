@@ -308,6 +308,7 @@ struct step_share step_share_chunk(const struct step_chunk *chunk);
 struct step_share step_share_decode(uint32_t context, bool want_logprobs);
 
 void step_size_add(struct step_size *size, const struct step_share *share);
+bool step_size_fits(const struct step_size *size, const struct envelope *envelope);
 // INVALID naming the limit that the step leaves.
 enum status step_size_validate(const struct step_size *size, const struct envelope *envelope,
                                struct error *err) MUST_USE;

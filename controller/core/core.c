@@ -287,6 +287,7 @@ static void take_pool(struct core *core, const struct message_capacity *capacity
     core->capacity = *capacity;
     core->capacity.kv_blocks = after;
     core->limits.kv_blocks = after;
+    core->outstanding_since_us = core->now_us;    // the plan behind the resize begins only now
     if (!scheduler_set_pool(core->scheduler, after)) {
         resync(core);    // it gave away blocks that are in use
         return;
@@ -536,6 +537,9 @@ static uint64_t step_overdue_us(const struct core *core, uint64_t now_us) {
     uint64_t predicted = (uint64_t)(6.0 * core->us_per_row * core->outstanding_rows);
     // Without experience any step may take long: the first one of a large model, for example.
     uint64_t floor_us = core->us_per_row == 0.0 ? 30u * 1000 * 1000 : 1000 * 1000;
+    if (scheduler_pool_answering(core->scheduler)) {
+        floor_us = BOUND_RESIZE_US;
+    }
     uint64_t allowed = predicted > floor_us ? predicted : floor_us;
     uint64_t elapsed = now_us - core->outstanding_since_us;
     return elapsed > allowed ? elapsed - allowed : 0;

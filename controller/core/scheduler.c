@@ -104,7 +104,18 @@ static uint32_t positions_max(uint32_t len_max, uint32_t prompt) {
     return len_max > prompt ? len_max - 1 : len_max;
 }
 
+// Steps without place for a row that scores or tells logprobs never have one.
+static bool rows_lack(const struct scheduler *s, const struct sampling_params *sampling) {
+    const struct envelope *e = &s->envelope;
+    bool tells = sampling->want_logprobs || sampling->want_prompt_logprobs;
+    return (tells && e->logprob_rows == 0) ||
+           (sampling->want_prompt_logprobs && e->prompt_logit_rows == 0);
+}
+
 bool scheduler_too_large(const struct scheduler *s, const struct core_request *spec) {
+    if (rows_lack(s, &spec->sampling)) {
+        return true;
+    }
     uint64_t len = (uint64_t)spec->prompt_count + spec->output_max;
     return len > s->envelope.seq_tokens ||
            scheduler_blocks_for(s, (uint32_t)len) > kv_blocks_total(s->options.blocks);
@@ -114,7 +125,8 @@ bool scheduler_misfit(const struct scheduler *s, const struct request *request) 
     uint64_t len = (uint64_t)request->spec.prompt_count + request->spec.output_max;
     uint32_t len_max = scheduler_length_max(s, &request->spec);
     bool no_room = request->known > len_max || (request->known == len_max && len > len_max);
-    return no_room || scheduler_blocks_for(s, len_max) > kv_blocks_total(s->options.blocks);
+    return no_room || rows_lack(s, &request->spec.sampling) ||
+           scheduler_blocks_for(s, len_max) > kv_blocks_total(s->options.blocks);
 }
 
 // ---- claims ------------------------------------------------------------------------------------
@@ -181,6 +193,7 @@ static bool any_suspect(const struct scheduler *s) {
 static void open_step(struct scheduler *s) {
     s->size = (struct step_size){0};
     s->change_count = 0;
+    s->prompt_waits = false;
     s->allowed = s->envelope;
     s->allowed.tokens = s->split.tokens;
     s->suspects_only = any_suspect(s);
@@ -192,7 +205,7 @@ static void open_step(struct scheduler *s) {
 static bool fits(const struct scheduler *s, const struct step_share *share) {
     struct step_size size = s->size;
     step_size_add(&size, share);
-    return step_size_validate(&size, &s->allowed, NULL) == STATUS_OK;
+    return step_size_fits(&size, &s->allowed);
 }
 
 static bool may_run(const struct scheduler *s, const struct request *request) {
@@ -325,6 +338,8 @@ static uint32_t plan_prefills(struct scheduler *s, struct step_plan *plan, uint3
         if (tokens > 0) {
             plan_chunk(s, plan, s->order[i], tokens);
             budget -= tokens;
+        } else {
+            s->prompt_waits = true;
         }
     }
     return budget;
@@ -386,7 +401,8 @@ static bool has_place(const struct scheduler *s, struct request *request) {
 
 static uint32_t admit_some(struct scheduler *s, struct step_plan *plan, uint32_t budget) {
     // While work is split, sequences pause for it, and only suspects come in.
-    if (budget == 0 || (anybody_paused(s) && !s->suspects_only)) {
+    // A prompt that the step has no place for would be overtaken without end.
+    if (budget == 0 || s->prompt_waits || (anybody_paused(s) && !s->suspects_only)) {
         return budget;
     }
     uint32_t index = request_waiting_first(s->options.requests);
@@ -450,7 +466,7 @@ bool scheduler_plan(struct scheduler *s, struct step_plan *plan) {
         clear_suspects(s);
         plan_step(s, plan);
     }
-    INVARIANT(step_size_validate(&s->size, &s->envelope, NULL) == STATUS_OK);
+    INVARIANT(step_size_fits(&s->size, &s->envelope));
     return !step_plan_empty(plan);
 }
 

@@ -66,6 +66,8 @@ uint32_t scheduler_pool_floor(struct scheduler *scheduler);
 void scheduler_shrink(struct scheduler *scheduler, uint32_t end);
 void scheduler_grow(struct scheduler *scheduler, uint32_t end);
 bool scheduler_resizing(const struct scheduler *scheduler);
+// The worker is mapping or unmapping, and what it is sent meanwhile waits.
+bool scheduler_pool_answering(const struct scheduler *scheduler);
 // The pool has `total` blocks, as the worker says. False when that is less than are in use.
 bool scheduler_set_pool(struct scheduler *scheduler, uint32_t total);
 

@@ -57,6 +57,7 @@ struct scheduler {
     // Of the step being planned, or the one that is out.
     struct envelope allowed;    // the envelope, lowered while work is split
     bool suspects_only;
+    bool prompt_waits;    // one that runs got no token: the step is full for it
     struct step_size size;
     uint32_t change_count;    // of the plan, beside its rows
     struct split split;

@@ -31,6 +31,10 @@ bool scheduler_resizing(const struct scheduler *s) {
     return s->pool_phase != POOL_STEADY;
 }
 
+bool scheduler_pool_answering(const struct scheduler *s) {
+    return s->pool_phase == POOL_ANSWERING;
+}
+
 bool scheduler_set_pool(struct scheduler *s, uint32_t total) {
     if (total < kv_blocks_total(s->options.blocks)) {
         return false;

@@ -16,7 +16,15 @@ static const struct core_gauges gauges = {.queued = 2,
                                           .kv_blocks_quarantined = 10,
                                           .queue_oldest_us = 1500000};
 static const struct ledger_line lines[] = {{"weights", 1000, true}, {"context", 500, false}};
-static const struct message_capacity capacity = {.envelope = {.tokens = 512, .seqs = 8},
+static const struct message_capacity capacity = {.envelope = {.tokens = 512,
+                                                              .seqs = 8,
+                                                              .seq_tokens = 8192,
+                                                              .logit_rows = 512,
+                                                              .prompt_logit_rows = 500,
+                                                              .logprob_rows = 400,
+                                                              .attended_tokens_max = 8000,
+                                                              .attended_tokens = 60000},
+                                                 .kv_bytes_per_token = 100,
                                                  .block_tokens = 16,
                                                  .kv_blocks = 100,
                                                  .kv_dtype = "float16",
@@ -86,6 +94,9 @@ START_TEST(the_object_says_what_was_counted) {
     expect_int(requests, "queued_tokens", 300);
     expect_number(requests, "queue_oldest_seconds", 1.5);
     const struct json *kv = json_get(root, "kv");
+    expect_text(kv, "group", "0");
+    expect_text(kv, "state", "steady");
+    expect_int(kv, "block_bytes", 1600);
     expect_int(kv, "blocks", 100);
     expect_int(kv, "blocks_free", 60);
     expect_int(kv, "blocks_quarantined", 10);
@@ -104,7 +115,14 @@ START_TEST(a_worker_is_shown_with_its_ledger) {
     expect_int(tiles, "attention_parts", 36);
     expect_int(worker, "resident_bytes", 4096);
     expect_number(worker, "heartbeat_age_seconds", 0.25);
-    expect_int(json_get(worker, "envelope"), "sequences", 8);
+    const struct json *envelope = json_get(worker, "envelope");
+    expect_int(envelope, "sequences", 8);
+    expect_int(envelope, "attended_tokens", 60000);
+    expect_int(envelope, "attended_tokens_max", 8000);
+    expect_int(envelope, "logit_rows", 512);
+    expect_int(envelope, "prompt_logit_rows", 500);
+    expect_int(envelope, "logprob_rows", 400);
+    expect_int(envelope, "draft_tokens", 0);
     const struct json *ledger = json_get(worker, "ledger");
     ck_assert_uint_eq(json_count(ledger), 2);
     expect_text(json_at(ledger, 0), "line", "weights");

@@ -26,6 +26,7 @@ static void parts_deinit(struct parts *p) {
 static const struct token_bias bias[2] = {{5, -1.5f}, {7, 100.0f}};
 static const uint32_t block_ids[3] = {9, 1, 4};
 static const int32_t prompt_tokens[4] = {3, 1, 4, 1};
+static const struct plan_move moves[2] = {{{2, 77}, 1, 0}, {{1, 5}, 0, 2}};
 
 static struct plan full_plan(struct plan_admit *admit, struct plan_update *update,
                              struct plan_retire *retire, struct plan_prefill *prefill) {
@@ -65,7 +66,10 @@ static struct plan full_plan(struct plan_admit *admit, struct plan_update *updat
                          .admits = admit,
                          .updates = update,
                          .retires = retire,
-                         .prefills = prefill};
+                         .prefills = prefill,
+                         .move_count = 2,
+                         .moves = moves,
+                         .kv_blocks = 12};
 }
 
 static void encode_full_plan(struct parts *p) {
@@ -101,6 +105,9 @@ START_TEST(a_plan_survives_the_wire) {
     ck_assert_uint_eq(plan.retires[0].ref.gen, 4);
     ck_assert_mem_eq(plan.prefills[0].tokens, prompt_tokens, sizeof prompt_tokens);
     ck_assert_int_eq(plan.prefills[0].next_token, 8);
+    ck_assert_uint_eq(plan.move_count, 2);
+    ck_assert_mem_eq(plan.moves, moves, sizeof moves);
+    ck_assert_uint_eq(plan.kv_blocks, 12);
     parts_deinit(&p);
 }
 END_TEST
@@ -165,6 +172,7 @@ START_TEST(a_capacity_report_survives_the_wire) {
         .kind = MESSAGE_KIND_CAPACITY,
         .address = {.epoch = 3},
         .capacity = {.envelope = {512, 64, 8192, 512, 512, 256, 300, 0, 8000, 500000},
+                     .kv_note = "64 bytes are missing",
                      .block_tokens = 32,
                      .kv_blocks = 700,
                      .kv_bytes_per_token = 23040,
@@ -192,6 +200,7 @@ START_TEST(a_capacity_report_survives_the_wire) {
     ck_assert_uint_eq(out.capacity.tiles.mlp_rows, 512);
     ck_assert_uint_eq(out.capacity.tiles.matmul_rows, 256);
     ck_assert_uint_eq(out.capacity.tiles.attention_parts, 24);
+    ck_assert_str_eq(out.capacity.kv_note, "64 bytes are missing");
     ck_assert_str_eq(out.capacity.lines[0].name, "weights");
     ck_assert_uint_eq(out.capacity.lines[0].bytes, 1000);
     ck_assert_int_eq(capacity_validate(&out.capacity, NULL), STATUS_OK);

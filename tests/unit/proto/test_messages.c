@@ -16,6 +16,7 @@ struct fixture {
     struct plan_update update;
     struct plan_retire retire;
     struct plan_prefill prefill;
+    struct plan_move moves[BOUND_KV_MOVES + 1];
     struct plan plan;
 };
 
@@ -41,7 +42,13 @@ static void init(struct fixture *f) {
                             .admits = &f->admit,
                             .updates = &f->update,
                             .retires = &f->retire,
-                            .prefills = &f->prefill};
+                            .prefills = &f->prefill,
+                            .move_count = BOUND_KV_MOVES < 16 ? BOUND_KV_MOVES : 16,
+                            .moves = f->moves,
+                            .kv_blocks = BOUND_BLOCKS};
+    for (uint32_t i = 0; i <= BOUND_KV_MOVES; i++) {
+        f->moves[i] = (struct plan_move){{7, 1}, i, i};    // 16 blocks, each place once
+    }
 }
 
 static void refused(const struct fixture *f, const char *word) {
@@ -88,6 +95,12 @@ ONE_PAST(prefill_next_negative, f.prefill.next_token = -2, "next prompt token")
 ONE_PAST(rows_of_the_step, f.prefill.token_count = 58, "rows of the step")
 ONE_PAST(decode_rows, f.plan.decode_rows = 9, "decode rows")
 ONE_PAST(sequences_of_the_step, f.plan.decode_rows = 8; f.prefill.token_count = 1, "sequences")
+ONE_PAST(move_list, f.plan.move_count = BOUND_KV_MOVES + 1, "move count")
+ONE_PAST(move_slot, f.moves[3].ref.slot = 8, "slot")
+ONE_PAST(move_block, f.moves[3].block = 16, "block id")
+ONE_PAST(move_to_one_place, f.moves[3].block = 2, "two moves share")
+ONE_PAST(move_from_one_place, f.moves[3].index = 2, "two moves share")
+ONE_PAST(kv_blocks, f.plan.kv_blocks = BOUND_BLOCKS + 1, "KV blocks asked for")
 ONE_PAST(admit_list, f.plan.admit_count = 9, "admit count")
 ONE_PAST(temperature, f.admit.sampling.temperature = 100.1f, "temperature")
 ONE_PAST(temperature_nan, f.admit.sampling.temperature = NAN, "temperature")
@@ -251,6 +264,12 @@ Suite *suite_messages(void) {
         rows_of_the_step,
         decode_rows,
         sequences_of_the_step,
+        move_list,
+        move_slot,
+        move_block,
+        move_to_one_place,
+        move_from_one_place,
+        kv_blocks,
         admit_list,
         temperature,
         temperature_nan,

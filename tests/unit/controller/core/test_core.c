@@ -552,6 +552,83 @@ START_TEST(refused_plans_are_split_and_cost_no_token) {
 }
 END_TEST
 
+START_TEST(what_no_step_has_a_row_for_is_refused_at_once) {
+    struct world w;
+    world_init(&w);
+    w.capacity.envelope.logprob_rows = 0;
+    worker_ready(&w);
+    for (int i = 0; i < 15; i++) {
+        submit(&w, arrive(&w, 10, 10));    // every third and every fifth wants logprobs
+    }
+    ck_assert_uint_eq(w.rejected[REJECT_REASON_TOO_LARGE], 7);
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 8);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(a_long_prompt_is_not_overtaken_without_end) {
+    struct world w;
+    world_init(&w);
+    w.capacity.envelope.attended_tokens = SEQ_TOKENS;
+    struct plan_limits limits = {w.capacity.envelope, BLOCK_TOKENS, KV_BLOCKS, VOCABULARY};
+    fake_worker_destroy(w.worker);
+    w.worker = fake_worker_create(&limits);
+    worker_ready(&w);
+    submit(&w, arrive(&w, 20, 20));
+    struct client *client = arrive(&w, 180, 5);    // attends to nearly all a step may attend to
+    submit(&w, client);
+    // Short ones go on coming as fast as they end.
+    for (int i = 0; i < 400 && client->received == 0; i++) {
+        if (open_count(&w) < 6) {
+            submit(&w, arrive(&w, 20, 10));
+        }
+        answer(&w);
+    }
+    ck_assert_uint_gt(client->received, 0);
+    run_dry(&w);
+    world_deinit(&w);
+}
+END_TEST
+
+// Mapping may take long, and what waits behind it is not lost.
+START_TEST(a_slow_resize_is_no_lost_step) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    submit(&w, arrive(&w, 20, 20));
+    answer(&w);
+    resize(&w, 30);
+    answer(&w);
+    uint32_t blocks = 0;
+    while (blocks == 0) {
+        struct core_input input = {.kind = CORE_INPUT_RESULT, .result = {{0}, &w.result}};
+        w.plan_waits = false;
+        blocks = fake_worker_resized(w.worker);
+        tick(&w, &input);
+    }
+    ck_assert(w.plan_waits);
+    for (int seconds = 0; seconds < 120; seconds++) {
+        w.now_us += 1000 * 1000;
+        tick(&w, NULL);
+    }
+    ck_assert(!w.resync);
+    struct core_gauges gauges;
+    core_gauges(w.core, w.now_us, &gauges);
+    ck_assert_uint_eq(gauges.step_overdue_us, 0);
+    w.capacity.kv_blocks = blocks;
+    struct core_input report = {.kind = CORE_INPUT_WORKER_READY,
+                                .ready = {{0}, &w.capacity, w.epoch}};
+    tick(&w, &report);
+    expect_resized(&w, RESIZE_OUTCOME_DONE, 30);
+    core_gauges(w.core, w.now_us, &gauges);
+    ck_assert_uint_eq(gauges.step_overdue_us, 0);
+    run_dry(&w);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 1);
+    world_deinit(&w);
+}
+END_TEST
+
 START_TEST(a_request_that_is_always_refused_fails_alone) {
     struct world w;
     world_init(&w);
@@ -876,6 +953,9 @@ Suite *suite_core(void) {
     tcase_add_loop_test(tc, refused_plans_are_split_and_cost_no_token, 0, 6);
     tcase_add_test(tc, a_request_that_is_always_refused_fails_alone);
     tcase_add_test(tc, a_worker_that_refuses_everything_gets_a_new_epoch);
+    tcase_add_test(tc, what_no_step_has_a_row_for_is_refused_at_once);
+    tcase_add_test(tc, a_long_prompt_is_not_overtaken_without_end);
+    tcase_add_test(tc, a_slow_resize_is_no_lost_step);
     tcase_add_test(tc, an_idle_pool_shrinks_and_grows);
     tcase_add_test(tc, a_busy_pool_shrinks_by_moving_blocks);
     tcase_add_test(tc, admissions_follow_the_pool);
