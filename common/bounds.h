@@ -136,7 +136,8 @@
 #define BOUND_RECOVERY_US (60u * 1000 * 1000)
 // A step past its deadline by so much has no result coming. New epoch.
 #define BOUND_STEP_LOST_US (30u * 1000 * 1000)
-// Mapping or unmapping of KV memory by a worker, which holds up its steps. Then the step is overdue.
+// Mapping or unmapping of KV memory by a worker, which holds up its steps. Then the step is
+// overdue.
 #define BOUND_RESIZE_US (600u * 1000 * 1000)
 // Predicted wait told to a client that is refused.
 #define BOUND_RETRY_AFTER_MS 60000u
