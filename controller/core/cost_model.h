@@ -40,7 +40,7 @@ void cost_model_init(struct cost_model *model, double token_us);
 
 void cost_model_learn(struct cost_model *model, const struct cost_shape *shape, uint32_t step_us);
 
-double cost_model_us(const struct cost_model *model, const struct cost_shape *shape);     // mean
+double cost_model_us(const struct cost_model *model, const struct cost_shape *shape);    // mean
 double cost_model_late_us(const struct cost_model *model, const struct cost_shape *shape);    // p90
 
 // Adds a chunk of `tokens` whose first token sees `start` positions before it.

@@ -17,8 +17,7 @@ struct prefix_index {
     bool *has_key;              // [blocks_max]
 };
 
-enum status prefix_index_create(uint32_t blocks_max, struct prefix_index **out,
-                                struct error *err) {
+enum status prefix_index_create(uint32_t blocks_max, struct prefix_index **out, struct error *err) {
     struct prefix_index *index = memory_zalloc(sizeof *index);
     if (index == NULL) {
         return error_set(err, STATUS_EXHAUSTED, "no memory for a prefix index");

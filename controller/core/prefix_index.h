@@ -48,7 +48,8 @@ uint32_t prefix_index_find(const struct prefix_index *index, const struct prefix
 // False when another block has the key: the first one keeps it.
 bool prefix_index_add(struct prefix_index *index, const struct prefix_key *key, uint32_t block);
 bool prefix_index_has(const struct prefix_index *index, uint32_t block);
-void prefix_index_remove(struct prefix_index *index, uint32_t block);    // of a block that has a key
+void prefix_index_remove(struct prefix_index *index,
+                         uint32_t block);    // of a block that has a key
 // The contents of `from`, which has a key, are in `to` now, which has none.
 void prefix_index_move(struct prefix_index *index, uint32_t from, uint32_t to);
 uint32_t prefix_index_count(const struct prefix_index *index);

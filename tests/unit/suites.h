@@ -33,6 +33,7 @@
     X("kernels/attention", suite_kernels_attention)                                                \
     X("controller/core/cost_model", suite_cost_model)                                              \
     X("controller/core/prefix_index", suite_prefix_index)                                          \
+    X("controller/core/waiting_line", suite_waiting_line)                                          \
     X("controller/core", suite_core)                                                               \
     X("kernels/sample", suite_kernels_sample)                                                      \
     X("worker/device/thread_pool", suite_thread_pool)                                              \
