@@ -72,9 +72,8 @@
     X(ROLE, "role", CHOICE, "mixed", OPTION_SW_, "scheduler", 0, 0, "mixed prefill decode",        \
       "what a group does: prefill captures no decode steps, decode takes prompts from others; "    \
       "others than mixed can be planned, not served yet")                                          \
-    X(ENABLE_PREFIX_CACHING, "enable-prefix-caching", BOOL, "false", OPTION_PROGRAM_SERVE,         \
-      "scheduler", 0, 0, NULL,                                                                     \
-      "reuse the KV of equal prompt beginnings (not in this version: stays off)")                  \
+    X(ENABLE_PREFIX_CACHING, "enable-prefix-caching", BOOL, "true", OPTION_SC_, "scheduler", 0, 0, \
+      NULL, "reuse the KV of equal prompt beginnings")                                             \
     X(DEVICE, "device", STRING, "cpu", OPTION_SW_, "memory", 0, 0, NULL,                           \
       "cpu, or a simulated one without arithmetic: sim:h200, sim:rtx5090-laptop and others; a "    \
       "plan takes the name alone too")                                                             \

@@ -146,6 +146,7 @@ static void on_action(void *ctx, const struct core_action *action) {
     switch (action->kind) {
     case CORE_ACTION_ADMITTED:
         stats_queue(c->stats, action->admitted.class_, action->admitted.queue_us);
+        api_on_action(c->api, action, now_us);
         break;
     case CORE_ACTION_SEND_PLAN:
         if (worker_link_send_plan(c->link, action->send.worker, action->send.plan, &plan_bytes,
@@ -502,6 +503,14 @@ static enum status load_text(struct controller *c, struct error *err) {
     return STATUS_OK;
 }
 
+// A restarted controller finds nothing that an earlier one computed: keys are its own.
+static enum status draw_secret(uint8_t *out, size_t bytes, struct error *err) {
+    if (getrandom(out, bytes, 0) != (ssize_t)bytes) {
+        return error_set_os(err, STATUS_IO, "no random bytes for the keys of cached blocks");
+    }
+    return STATUS_OK;
+}
+
 static enum status create_core(struct controller *c, struct error *err) {
     // auto: the worker decides, and its envelope says so.
     int64_t step_tokens = config_int(c->config, OPTION_MAX_NUM_BATCHED_TOKENS);
@@ -512,6 +521,7 @@ static enum status create_core(struct controller *c, struct error *err) {
         .blocks_max = BOUND_BLOCKS,
         .group = 1,
     };
+    TRY(draw_secret(config.prefix_secret, sizeof config.prefix_secret, err));
     return core_create(&config, &c->core, err);
 }
 
@@ -581,6 +591,7 @@ static enum status create_api(struct controller *c, struct error *err) {
     config.server_header = config_bool(c->config, OPTION_SERVER_HEADER);
     config.any_model_name = config_bool(c->config, OPTION_ANY_MODEL_NAME);
     config.strict_max_tokens = config_bool(c->config, OPTION_STRICT_MAX_TOKENS);
+    config.prefix_caching = config_bool(c->config, OPTION_ENABLE_PREFIX_CACHING);
     config.sequences_max = (uint32_t)config_int(c->config, OPTION_MAX_NUM_QUEUED);
     config.logprobs_max = (uint32_t)config_int(c->config, OPTION_MAX_LOGPROBS);
     int64_t seed = config_int(c->config, OPTION_SEED);

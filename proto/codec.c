@@ -233,6 +233,9 @@ static bool admits_encode(const struct plan *plan, struct arena *arena, Tare__St
         admit->len_max = in->len_max;
         admit->n_blocks = in->block_count;
         admit->blocks = mutable(in->blocks);
+        admit->cached_tokens = in->cached_tokens;
+        admit->n_history = in->history_count;
+        admit->history = mutable(in->history);
         admit->sampling = &sampling[i];
         if (!sampling_encode(&in->sampling, arena, &sampling[i])) {
             return false;
@@ -322,7 +325,7 @@ static enum status admits_decode(const Tare__StepPlan *in, struct arena *arena, 
     }
     for (size_t i = 0; i < in->n_admit; i++) {
         const Tare__Admit *admit = in->admit[i];
-        if (admit->n_blocks > BOUND_SEQ_TOKENS) {
+        if (admit->n_blocks > BOUND_SEQ_TOKENS || admit->n_history > BOUND_SEQ_TOKENS) {
             return broken(err, "too many blocks in an admission");
         }
         admits[i] = (struct plan_admit){
@@ -331,6 +334,9 @@ static enum status admits_decode(const Tare__StepPlan *in, struct arena *arena, 
             .len_max = admit->len_max,
             .block_count = (uint32_t)admit->n_blocks,
             .blocks = admit->blocks,
+            .cached_tokens = admit->cached_tokens,
+            .history_count = (uint32_t)admit->n_history,
+            .history = admit->history,
         };
         TRY(sampling_decode(admit->sampling, arena, &admits[i].sampling, err));
     }

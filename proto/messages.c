@@ -56,6 +56,11 @@ enum status sampling_validate(const struct sampling_params *s, uint32_t vocabula
     return STATUS_OK;
 }
 
+bool sampling_uses_history(const struct sampling_params *s) {
+    return s->repetition_penalty != 1.0f || s->presence_penalty != 0.0f ||
+           s->frequency_penalty != 0.0f;
+}
+
 static enum status check_slot(struct slot_ref ref, const struct plan_limits *limits,
                               struct error *err) {
     if (ref.slot >= limits->envelope.seqs) {
@@ -77,6 +82,28 @@ static enum status check_blocks(const uint32_t *blocks, uint32_t count,
     return STATUS_OK;
 }
 
+static enum status check_cached(const struct plan_admit *admit, const struct plan_limits *limits,
+                                struct error *err) {
+    uint64_t held = (uint64_t)admit->block_count * limits->block_tokens;
+    if (admit->cached_tokens % limits->block_tokens != 0 || admit->cached_tokens > held ||
+        admit->cached_tokens >= admit->len_max) {
+        return error_set(err, STATUS_INVALID,
+                         "slot %u is admitted with %u cached tokens: whole blocks of %u that it "
+                         "holds, below its end at %u",
+                         admit->ref.slot, admit->cached_tokens, limits->block_tokens,
+                         admit->len_max);
+    }
+    bool needs = sampling_uses_history(&admit->sampling);
+    if (admit->history_count != (needs ? admit->cached_tokens : 0)) {
+        return error_set(err, STATUS_INVALID, "slot %u is admitted with %u tokens of history",
+                         admit->ref.slot, admit->history_count);
+    }
+    for (uint32_t i = 0; i < admit->history_count; i++) {
+        TRY(check_token(admit->history[i], limits->vocabulary, "cached token", err));
+    }
+    return STATUS_OK;
+}
+
 static enum status check_admit(const struct plan_admit *admit, const struct plan_limits *limits,
                                struct error *err) {
     TRY(check_slot(admit->ref, limits, err));
@@ -91,6 +118,7 @@ static enum status check_admit(const struct plan_admit *admit, const struct plan
         return range_error(err, "prompt_tokens", admit->prompt_tokens, admit->len_max);
     }
     TRY(check_blocks(admit->blocks, admit->block_count, limits, err));
+    TRY(check_cached(admit, limits, err));
     return sampling_validate(&admit->sampling, limits->vocabulary, err);
 }
 
@@ -126,8 +154,8 @@ static enum status check_moves(const struct plan *plan, const struct plan_limits
         TRY(check_blocks(&move->block, 1, limits, err));
         for (uint32_t k = 0; k < i; k++) {
             const struct plan_move *other = &plan->moves[k];
-            bool same = other->ref.slot == move->ref.slot && other->index == move->index;
-            if (same || other->block == move->block) {
+            if (other->ref.slot == move->ref.slot &&
+                (other->index == move->index || other->block == move->block)) {
                 return error_set(err, STATUS_INVALID, "two moves share a block of slot %u",
                                  move->ref.slot);
             }

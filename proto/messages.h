@@ -91,6 +91,12 @@ struct plan_admit {
     uint32_t len_max;          // prompt + output; generation stops there with "length"
     uint32_t block_count;
     const uint32_t *blocks;    // ids of the sequence's first blocks, in order
+    // Positions whose KV stands in the first blocks already, computed for another sequence with the
+    // same beginning: whole blocks, shared and never written again. The first chunk starts there.
+    uint32_t cached_tokens;
+    // Their tokens, where penalties count them: cached_tokens of them, or none.
+    uint32_t history_count;
+    const int32_t *history;
     struct sampling_params sampling;
 };
 
@@ -107,7 +113,8 @@ struct plan_retire {
 };
 
 // Before anything else of the plan happens: block `index` of the sequence is copied, and is `block`
-// from then on. Every `block` lies below every place that is left, so copies cannot meet.
+// from then on. Every `block` lies below every place that is left, so copies cannot meet. A block
+// that several sequences share moves once for each of them, to the same place.
 struct plan_move {
     struct slot_ref ref;
     uint32_t index;
@@ -271,6 +278,8 @@ struct plan_limits {
 };
 enum status plan_validate(const struct plan *plan, const struct plan_limits *limits,
                           struct error *err) MUST_USE;
+// Penalties look at the tokens of a sequence.
+bool sampling_uses_history(const struct sampling_params *sampling);
 enum status sampling_validate(const struct sampling_params *sampling, uint32_t vocabulary,
                               struct error *err) MUST_USE;
 enum status result_validate(const struct step_result *result, const struct plan_limits *limits,

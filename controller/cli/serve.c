@@ -288,10 +288,6 @@ static void print_notes(const struct config *config) {
     for (uint32_t i = 0; i < config_note_count(config); i++) {
         fprintf(stderr, "note     %s\n", config_note(config, i));
     }
-    if (config_bool(config, OPTION_ENABLE_PREFIX_CACHING)) {
-        fprintf(stderr, "note     --enable-prefix-caching has no effect: prefix caching is not in "
-                        "this version and stays off\n");
-    }
 }
 
 // The controller checks keys, tokenizer and template, the worker the weights and their memory.

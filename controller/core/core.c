@@ -68,6 +68,7 @@ static enum status create_parts(struct core *core, struct error *err) {
         .seqs_max = config->seqs_max,
         .step_tokens_max = config->step_tokens_max,
         .blocks_per_seq_max = BOUND_BLOCKS_PER_SEQ,
+        .prefix_secret = config->prefix_secret,
     };
     return scheduler_create(&options, &core->scheduler, err);
 }
@@ -596,11 +597,14 @@ static void tell_admissions(struct core *core, const struct plan *plan) {
             continue;    // resumed after a loss
         }
         request->admitted_us = core->now_us;
-        act(core,
-            &(struct core_action){.kind = CORE_ACTION_ADMITTED,
-                                  .admitted = {.id = request->spec.id,
-                                               .class_ = request->spec.class_,
-                                               .queue_us = core->now_us - request->arrived_us}});
+        core->counters.prefix_queries += request->spec.prompt_count;
+        core->counters.prefix_hits += request->cached;
+        core->counters.tokens_prompt_cached += request->cached;
+        act(core, &(struct core_action){.kind = CORE_ACTION_ADMITTED,
+                                        .admitted = {.id = request->spec.id,
+                                                     .class_ = request->spec.class_,
+                                                     .queue_us = core->now_us - request->arrived_us,
+                                                     .cached_tokens = request->cached}});
     }
 }
 
@@ -675,6 +679,7 @@ void core_gauges(const struct core *core, uint64_t now_us, struct core_gauges *o
         .kv_blocks_free = kv_blocks_free(core->blocks),
         .kv_blocks_quarantined = kv_blocks_quarantined(core->blocks),
         .kv_blocks_held = kv_blocks_held(core->blocks),
+        .kv_blocks_cached = kv_blocks_cached(core->blocks),
         .kv_resizing = scheduler_resizing(core->scheduler),
         .ready = core->ready,
         .draining = core->draining,

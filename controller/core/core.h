@@ -2,6 +2,7 @@
 #ifndef CONTROLLER_CORE_CORE_H
 #define CONTROLLER_CORE_CORE_H
 
+#include "common/hash.h"
 #include "common/status.h"
 #include "proto/messages.h"
 #include <stdbool.h>
@@ -22,6 +23,7 @@
 //              a new epoch.
 
 struct core;
+struct prefix_key;
 
 struct request_id {
     uint64_t value;    // minted by the shell, never reused, never 0
@@ -48,7 +50,13 @@ struct core_request {
     uint32_t prompt_count;      // >= 1
     uint32_t output_max;        // >= 1; 0 only with want_prompt_logprobs (score the prompt)
     struct sampling_params sampling;    // bias array: alive as long as tokens
+    // Room for the keys of the sequence's blocks, alive as long as tokens; NULL: it neither finds
+    // nor leaves cached KV. Blocks hold at least CORE_KEY_TOKENS tokens.
+    struct prefix_key *keys;
+    uint32_t key_capacity;
+    uint64_t salt;    // requests with another salt share nothing
 };
+enum { CORE_KEY_TOKENS = 16 };
 
 // ---- inputs ------------------------------------------------------------------------------------
 
@@ -143,7 +151,8 @@ struct core_action {
         struct {
             struct request_id id;
             enum request_class class_;
-            uint64_t queue_us;    // time in the line
+            uint64_t queue_us;         // time in the line
+            uint32_t cached_tokens;    // of the prompt, that need not be computed
         } admitted;
         struct {
             struct request_id id;
@@ -183,6 +192,8 @@ struct core_config {
     uint32_t step_tokens_max;    // --max-num-batched-tokens
     uint32_t blocks_max;         // most KV blocks a worker may report
     uint64_t group;              // id of the group this core drives
+    // Key of the hash under which blocks are found again: the deployment's secret.
+    uint8_t prefix_secret[HASH_KEY_BYTES];
 };
 
 enum status core_create(const struct core_config *config, struct core **out,
@@ -203,14 +214,16 @@ struct core_counters {
     uint64_t plan_refusals;    // plans that a worker refused; their work was planned again
     uint64_t resyncs;          // epochs that ended because the two sides' states differed
     uint64_t preemptions;
-    uint64_t kv_blocks_moved;    // for a shrinking pool
+    uint64_t kv_blocks_moved;                // for a shrinking pool
+    uint64_t prefix_queries, prefix_hits;    // prompt tokens of admissions, and those found
 };
 
 struct core_gauges {
     uint32_t queued, prefilling, decoding;
     uint64_t queued_tokens;
     uint32_t kv_blocks_total, kv_blocks_free, kv_blocks_quarantined;
-    uint32_t kv_blocks_held;    // while the pool shrinks, those above its new end too
+    uint32_t kv_blocks_cached;    // of the free ones, those that can be found again
+    uint32_t kv_blocks_held;      // while the pool shrinks, those above its new end too
     bool kv_resizing;
     uint64_t queue_oldest_us;    // age of the oldest waiting request
     bool ready;                  // a worker is there and steps make progress

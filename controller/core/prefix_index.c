@@ -10,32 +10,36 @@
 // a miss looks at two places on average.
 struct prefix_index {
     uint32_t blocks_max;
+    uint32_t blocks;    // that may have a key
     uint32_t mask;
     uint32_t count;
-    uint32_t *place;            // [mask + 1] block id, or PREFIX_NONE
+    uint32_t *place;            // [mask + 1, room for blocks_max] block id, or PREFIX_NONE
     struct prefix_key *keys;    // [blocks_max]
     bool *has_key;              // [blocks_max]
 };
+
+static uint32_t places_for(uint32_t blocks) {
+    uint32_t places = 2;
+    while (places < 2 * (uint64_t)blocks) {
+        places *= 2;
+    }
+    return places;
+}
 
 enum status prefix_index_create(uint32_t blocks_max, struct prefix_index **out, struct error *err) {
     struct prefix_index *index = memory_zalloc(sizeof *index);
     if (index == NULL) {
         return error_set(err, STATUS_EXHAUSTED, "no memory for a prefix index");
     }
-    uint32_t places = 2;
-    while (places < 2 * (uint64_t)blocks_max) {
-        places *= 2;
-    }
     index->blocks_max = blocks_max;
-    index->mask = places - 1;
-    index->place = memory_array(places, sizeof *index->place);
+    index->place = memory_array(places_for(blocks_max), sizeof *index->place);
     index->keys = memory_array(blocks_max, sizeof *index->keys);
     index->has_key = memory_array(blocks_max, sizeof *index->has_key);
     if (index->place == NULL || index->keys == NULL || index->has_key == NULL) {
         prefix_index_destroy(index);
         return error_set(err, STATUS_EXHAUSTED, "no memory for the keys of %u blocks", blocks_max);
     }
-    prefix_index_reset(index);
+    prefix_index_reset(index, 0);
     *out = index;
     return STATUS_OK;
 }
@@ -50,10 +54,17 @@ void prefix_index_destroy(struct prefix_index *index) {
     memory_free(index);
 }
 
-void prefix_index_reset(struct prefix_index *index) {
+static void clear_places(struct prefix_index *index, uint32_t blocks) {
+    index->mask = places_for(blocks) - 1;
     memset(index->place, 0xFF, ((size_t)index->mask + 1) * sizeof *index->place);
-    memset(index->has_key, 0, index->blocks_max * sizeof *index->has_key);
+}
+
+void prefix_index_reset(struct prefix_index *index, uint32_t block_count) {
+    INVARIANT(block_count <= index->blocks_max);
+    memset(index->has_key, 0, index->blocks * sizeof *index->has_key);
+    index->blocks = block_count;
     index->count = 0;
+    clear_places(index, block_count);
 }
 
 // ---- keys --------------------------------------------------------------------------------------
@@ -107,7 +118,7 @@ uint32_t prefix_index_find(const struct prefix_index *index, const struct prefix
 }
 
 bool prefix_index_add(struct prefix_index *index, const struct prefix_key *key, uint32_t block) {
-    INVARIANT(block < index->blocks_max);
+    INVARIANT(block < index->blocks);
     INVARIANT(!index->has_key[block]);
     uint32_t at = seek(index, &key->hash);
     if (index->place[at] != PREFIX_NONE) {
@@ -118,6 +129,24 @@ bool prefix_index_add(struct prefix_index *index, const struct prefix_key *key, 
     index->place[at] = block;
     index->count++;
     return true;
+}
+
+void prefix_index_grow(struct prefix_index *index, uint32_t block_count) {
+    INVARIANT(block_count <= index->blocks_max);
+    if (block_count <= index->blocks) {
+        return;
+    }
+    uint32_t before = index->blocks;
+    index->blocks = block_count;
+    if (places_for(block_count) == index->mask + 1) {
+        return;
+    }
+    clear_places(index, block_count);
+    for (uint32_t block = 0; block < before; block++) {
+        if (index->has_key[block]) {
+            index->place[seek(index, &index->keys[block].hash)] = block;
+        }
+    }
 }
 
 bool prefix_index_has(const struct prefix_index *index, uint32_t block) {
@@ -176,7 +205,7 @@ void prefix_index_audit(const struct prefix_index *index) {
             placed++;
         }
     }
-    for (uint32_t block = 0; block < index->blocks_max; block++) {
+    for (uint32_t block = 0; block < index->blocks; block++) {
         keyed += index->has_key[block] ? 1 : 0;
     }
     INVARIANT(placed == index->count);

@@ -32,7 +32,9 @@ struct prefix_key {
 enum status prefix_index_create(uint32_t blocks_max, struct prefix_index **out,
                                 struct error *err) MUST_USE;
 void prefix_index_destroy(struct prefix_index *index);    // accepts NULL
-void prefix_index_reset(struct prefix_index *index);      // no keys
+// No keys; blocks 0 .. block_count - 1 may get one. Memory is touched only as far as that.
+void prefix_index_reset(struct prefix_index *index, uint32_t block_count);
+void prefix_index_grow(struct prefix_index *index, uint32_t block_count);    // keys stay
 
 // Keys of the full blocks of `tokens`: out[token_count / block_tokens]. The first `known` of them
 // are there already and are continued. `secret` is the deployment's, `salt` the tenant's.

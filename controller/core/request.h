@@ -45,6 +45,10 @@ struct request {
     uint32_t resumes;             // times its group was lost
     uint32_t slot;                // while running
     uint32_t block_count;         // while running
+    uint32_t exclusive;           // of these, held by nobody else: they return when it ends
+    uint32_t cached;              // positions that were found, at this admission
+    uint32_t keys_known;          // keys of its blocks that are made
+    uint32_t published;           // blocks that can be found by others
     struct safety_claim claim;    // as registered in the safety tree, while running
     uint32_t prev, next;          // in the waiting or the free list
 };

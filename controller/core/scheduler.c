@@ -79,6 +79,7 @@ void scheduler_start(struct scheduler *s, const struct message_capacity *capacit
     s->retire_count = 0;
     s->pool_phase = POOL_STEADY;
     s->move_count = 0;
+    s->move_blocks = 0;
     s->split = (struct split){.seqs = s->envelope.seqs, .tokens = s->envelope.tokens};
     kv_blocks_reset(s->options.blocks, capacity->kv_blocks);
     safety_tree_reset(s->safety, e->blocks_per_seq);
@@ -135,7 +136,7 @@ static struct safety_claim claim_of(const struct scheduler *s, const struct requ
     uint32_t total =
         scheduler_blocks_for(s, positions_max(request->len_max, request->spec.prompt_count));
     INVARIANT(request->block_count <= total);
-    return (struct safety_claim){total - request->block_count, request->block_count};
+    return (struct safety_claim){total - request->block_count, request->exclusive};
 }
 
 static void set_claim(struct scheduler *s, struct request *request) {
@@ -161,10 +162,12 @@ static bool take_blocks(struct scheduler *s, struct request *request, uint32_t s
         safety_tree_remove(s->safety, request->claim);
     }
     request->block_count += count;
+    request->exclusive += count;
     set_claim(s, request);
     if (safety_tree_demand(s->safety) > reachable_free(s) - count) {
         safety_tree_remove(s->safety, request->claim);
         request->block_count -= count;
+        request->exclusive -= count;
         if (registered) {
             set_claim(s, request);
         }
@@ -173,6 +176,9 @@ static bool take_blocks(struct scheduler *s, struct request *request, uint32_t s
     uint32_t *ids = scheduler_blocks(s, slot) + request->block_count - count;
     enum status status = kv_blocks_take(s->options.blocks, count, ids);
     INVARIANT(status == STATUS_OK);
+    for (uint32_t i = 0; i < count; i++) {
+        kv_blocks_set_owner(s->options.blocks, ids[i], s->slots[slot].request);
+    }
     return true;
 }
 
@@ -194,6 +200,7 @@ static void open_step(struct scheduler *s) {
     s->size = (struct step_size){0};
     s->change_count = 0;
     s->prompt_waits = false;
+    s->history_left = BOUND_STEP_TOKENS;
     s->allowed = s->envelope;
     s->allowed.tokens = s->split.tokens;
     s->suspects_only = any_suspect(s);
@@ -345,6 +352,112 @@ static uint32_t plan_prefills(struct scheduler *s, struct step_plan *plan, uint3
     return budget;
 }
 
+// ---- cached beginnings -------------------------------------------------------------------------
+
+// Keys of all full blocks of the log, continued from those made before.
+static void make_keys(struct scheduler *s, struct request *request) {
+    uint32_t full = smaller(request->known / s->block_tokens, request->spec.key_capacity);
+    struct prefix_chain chain = {s->options.prefix_secret, request->spec.salt, s->block_tokens};
+    prefix_keys(&chain, request->spec.tokens, full * s->block_tokens, request->keys_known,
+                request->spec.keys);
+    request->keys_known = full;
+}
+
+// Blocks of the sequence's beginning that are there already, at most so many that a token is left
+// to compute. Scores of a prompt need every position computed.
+static uint32_t find_cached(struct scheduler *s, struct request *request, uint32_t *out) {
+    const struct sampling_params *sampling = &request->spec.sampling;
+    if (request->spec.keys == NULL || sampling->want_prompt_logprobs) {
+        return 0;
+    }
+    make_keys(s, request);
+    uint32_t most = smaller((request->known - 1) / s->block_tokens, request->keys_known);
+    uint32_t found = 0;
+    while (found < most) {
+        out[found] = kv_blocks_find(s->options.blocks, &request->spec.keys[found]);
+        if (out[found] == PREFIX_NONE) {
+            break;
+        }
+        found++;
+    }
+    // Where penalties count them, the tokens travel with the admission.
+    if (sampling_uses_history(sampling) && found * s->block_tokens > s->history_left) {
+        return 0;
+    }
+    return found;
+}
+
+// Blocks that come to be shared no longer return with the one who computed them.
+static void disown(struct scheduler *s, const uint32_t *ids, uint32_t count, bool back) {
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t owner = kv_blocks_owner(s->options.blocks, ids[i]);
+        if (owner == KV_OWNER_NONE) {
+            continue;
+        }
+        struct request *request = request_at(s->options.requests, owner);
+        safety_tree_remove(s->safety, request->claim);
+        request->exclusive += back ? 1 : UINT32_MAX;
+        set_claim(s, request);
+    }
+}
+
+static uint32_t count_free(const struct scheduler *s, const uint32_t *ids, uint32_t count) {
+    uint32_t free_count = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        free_count += kv_blocks_is_free(s->options.blocks, ids[i]) ? 1 : 0;
+    }
+    return free_count;
+}
+
+// The blocks that a waiting request begins with: `found` shared ones, written to `ids` already, and
+// new ones behind them. All or nothing, and only where everybody can still finish.
+static bool take_first_blocks(struct scheduler *s, struct request *request, uint32_t index,
+                              uint32_t *ids, uint32_t found) {
+    struct kv_blocks *blocks = s->options.blocks;
+    uint32_t fresh = scheduler_blocks_for(s, request->known) - found;
+    uint32_t revived = count_free(s, ids, found);
+    uint32_t leaves = fresh + revived;
+    if (kv_blocks_free(blocks) < leaves || reachable_free(s) < leaves) {
+        return false;
+    }
+    disown(s, ids, found, false);
+    request->block_count = found + fresh;
+    request->exclusive = fresh;
+    set_claim(s, request);
+    if (safety_tree_demand(s->safety) > reachable_free(s) - leaves) {
+        safety_tree_remove(s->safety, request->claim);
+        request->block_count = 0;
+        request->exclusive = 0;
+        disown(s, ids, found, true);
+        return false;
+    }
+    for (uint32_t i = 0; i < found; i++) {
+        kv_blocks_share(blocks, ids[i]);
+        kv_blocks_set_owner(blocks, ids[i], KV_OWNER_NONE);
+    }
+    enum status status = kv_blocks_take(blocks, fresh, ids + found);
+    INVARIANT(status == STATUS_OK);
+    for (uint32_t i = found; i < found + fresh; i++) {
+        kv_blocks_set_owner(blocks, ids[i], index);
+    }
+    return true;
+}
+
+// Full blocks whose KV is computed can be found from now on.
+static void publish(struct scheduler *s, struct request *request) {
+    uint32_t full = request->computed / s->block_tokens;
+    if (request->spec.keys == NULL || request->published >= full) {
+        return;
+    }
+    make_keys(s, request);
+    full = smaller(full, request->keys_known);
+    const uint32_t *ids = scheduler_blocks(s, request->slot);
+    for (; request->published < full; request->published++) {
+        kv_blocks_publish(s->options.blocks, ids[request->published],
+                          &request->spec.keys[request->published]);
+    }
+}
+
 // ---- admission ---------------------------------------------------------------------------------
 
 static bool try_admit(struct scheduler *s, struct step_plan *plan, uint32_t index) {
@@ -353,8 +466,9 @@ static bool try_admit(struct scheduler *s, struct step_plan *plan, uint32_t inde
         return false;
     }
     uint32_t slot = s->free_slots[s->free_slot_count - 1];
-    request->block_count = 0;
-    if (!take_blocks(s, request, slot, scheduler_blocks_for(s, request->known))) {
+    uint32_t *ids = scheduler_blocks(s, slot);
+    uint32_t found = find_cached(s, request, ids);
+    if (!take_first_blocks(s, request, index, ids, found)) {
         return false;
     }
     request_waiting_leave(s->options.requests, index);
@@ -362,7 +476,9 @@ static bool try_admit(struct scheduler *s, struct step_plan *plan, uint32_t inde
     s->order[s->running++] = slot;
     request->state = REQUEST_PREFILLING;
     request->slot = slot;
-    request->computed = 0;
+    request->cached = found * s->block_tokens;
+    request->computed = request->cached;
+    request->published = found;
     request->in_flight = 0;
     request->paused = false;
     s->slots[slot].request = index;
@@ -370,12 +486,17 @@ static bool try_admit(struct scheduler *s, struct step_plan *plan, uint32_t inde
     s->slots[slot].told =
         (struct told){.present = true, .gen = s->slots[slot].gen, .blocks = request->block_count};
     s->change_count++;
+    uint32_t history = sampling_uses_history(&request->spec.sampling) ? request->cached : 0;
+    s->history_left -= history;
     step_plan_admit(plan, &(struct plan_admit){
                               .ref = scheduler_ref(s, slot),
                               .prompt_tokens = request->spec.prompt_count,
                               .len_max = request->len_max,
                               .block_count = request->block_count,
-                              .blocks = scheduler_blocks(s, slot),
+                              .blocks = ids,
+                              .cached_tokens = request->cached,
+                              .history_count = history,
+                              .history = request->spec.tokens,
                               .sampling = request->spec.sampling,
                           });
     return true;
@@ -498,10 +619,22 @@ void scheduler_complete(struct scheduler *s, uint64_t seq) {
         request->computed += request->in_flight;
         INVARIANT(request->computed <= request->known);
         request->in_flight = 0;
+        publish(s, request);
         if (request->state == REQUEST_PREFILLING && request->computed == request->known) {
             request->state = REQUEST_DECODING;
         }
     }
+}
+
+static void leave_slot(struct request *request) {
+    request->slot = REQUEST_NONE;
+    request->block_count = 0;
+    request->exclusive = 0;
+    request->computed = 0;
+    request->cached = 0;
+    request->published = 0;
+    request->in_flight = 0;
+    request->paused = false;
 }
 
 // Its admission was refused: back to the front of the line. The worker never saw its blocks.
@@ -509,8 +642,7 @@ static void take_back(struct scheduler *s, uint32_t slot) {
     struct request *request = scheduler_request(s, slot);
     safety_tree_remove(s->safety, request->claim);
     kv_blocks_give_back(s->options.blocks, scheduler_blocks(s, slot), request->block_count);
-    request->slot = REQUEST_NONE;
-    request->block_count = 0;
+    leave_slot(request);
     request_waiting_enter_front(s->options.requests, s->slots[slot].request);
     s->slots[slot].request = REQUEST_NONE;
 }
@@ -579,8 +711,7 @@ void scheduler_release(struct scheduler *s, uint32_t index, uint64_t next_seq) {
     leave_order(s, slot);
     s->slots[slot].request = REQUEST_NONE;
     s->retire_count++;
-    request->slot = REQUEST_NONE;
-    request->block_count = 0;
+    leave_slot(request);
 }
 
 void scheduler_stop(struct scheduler *s) {
@@ -589,16 +720,14 @@ void scheduler_stop(struct scheduler *s) {
         uint32_t slot = s->order[--s->running];
         uint32_t index = s->slots[slot].request;
         struct request *request = request_at(s->options.requests, index);
-        request->slot = REQUEST_NONE;
-        request->block_count = 0;
-        request->computed = 0;
-        request->in_flight = 0;
-        request->paused = false;
+        leave_slot(request);
+        request->keys_known = 0;    // the next worker may have other blocks
         s->slots[slot].request = REQUEST_NONE;
         request_waiting_enter_front(s->options.requests, index);
     }
     clear_suspects(s);    // of the worker that is gone
     s->move_count = 0;
+    s->move_blocks = 0;
     s->pool_phase = POOL_STEADY;
     kv_blocks_reset(s->options.blocks, 0);
     safety_tree_reset(s->safety, 0);
@@ -620,7 +749,7 @@ void scheduler_count(const struct scheduler *s, struct scheduler_counts *out) {
 
 void scheduler_audit(const struct scheduler *s) {
     kv_blocks_audit(s->options.blocks);
-    uint32_t held = 0;
+    uint64_t held = 0;
     for (uint32_t i = 0; i < s->running; i++) {
         uint32_t slot = s->order[i];
         INVARIANT(slot < s->envelope.seqs);
@@ -632,8 +761,18 @@ void scheduler_audit(const struct scheduler *s) {
         INVARIANT(s->slots[slot].told.gen == s->slots[slot].gen);
         INVARIANT(s->slots[slot].told.blocks <= request->block_count);
         held += request->block_count;
+        INVARIANT(request->exclusive <= request->block_count);
+        INVARIANT(request->claim.held == request->exclusive);
+        uint32_t owned = 0;
+        for (uint32_t k = 0; k < request->block_count; k++) {
+            uint32_t id = s->block_ids[(size_t)slot * s->options.blocks_per_seq_max + k];
+            uint32_t owner = kv_blocks_owner(s->options.blocks, id);
+            owned += owner == s->slots[slot].request ? 1 : 0;
+            INVARIANT(owner == KV_OWNER_NONE || kv_blocks_holders(s->options.blocks, id) == 1);
+        }
+        INVARIANT(owned == request->exclusive);
     }
-    INVARIANT(held == scheduler_live_blocks(s));
+    INVARIANT(held + s->move_blocks == kv_blocks_holdings(s->options.blocks));
     INVARIANT(kv_blocks_above(s->options.blocks) == 0 || s->pool_phase == POOL_MOVING);
     INVARIANT(s->running + s->free_slot_count + s->retire_count == s->envelope.seqs);
     // The promise: everybody who runs can finish.

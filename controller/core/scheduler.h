@@ -28,6 +28,7 @@ struct scheduler_options {
     uint32_t seqs_max;
     uint32_t step_tokens_max;
     uint32_t blocks_per_seq_max;
+    const uint8_t *prefix_secret;    // [HASH_KEY_BYTES]
 };
 
 enum status scheduler_create(const struct scheduler_options *options, struct scheduler **out,

@@ -60,12 +60,14 @@ struct scheduler {
     bool prompt_waits;    // one that runs got no token: the step is full for it
     struct step_size size;
     uint32_t change_count;    // of the plan, beside its rows
+    uint32_t history_left;    // tokens that its admissions may still carry
     struct split split;
     // Another size of the pool.
     enum pool_phase pool_phase;
     uint32_t pool_end;    // that the worker is asked for
     struct move moves[BOUND_KV_MOVES];
-    uint32_t move_count;    // of the plan that is out
+    uint32_t move_count;     // of the plan that is out
+    uint32_t move_blocks;    // blocks that move: a shared one has several moves
 };
 
 static inline struct request *scheduler_request(struct scheduler *s, uint32_t slot) {
@@ -92,7 +94,7 @@ static inline uint32_t scheduler_length_max(const struct scheduler *s,
 
 // Blocks of running sequences, wherever they lie; the places that moves go to are not theirs yet.
 static inline uint32_t scheduler_live_blocks(const struct scheduler *s) {
-    return kv_blocks_held(s->options.blocks) - s->move_count;
+    return kv_blocks_held(s->options.blocks) - s->move_blocks;
 }
 
 // The pool's part of a plan, and of its answer.

@@ -44,26 +44,59 @@ bool scheduler_set_pool(struct scheduler *s, uint32_t total) {
     return true;
 }
 
-// Blocks above the end of a shrinking pool go to free places below it.
-static void plan_moves(struct scheduler *s, struct step_plan *plan) {
-    struct kv_blocks *blocks = s->options.blocks;
-    uint32_t end = kv_blocks_total(blocks);
+// What the worker was not told yet it will be told in a later plan, and moves after that.
+static uint32_t blocks_applied(const struct scheduler *s, uint32_t slot) {
+    const struct told *applied = &s->slots[slot].applied;
+    return applied->present && applied->gen == s->slots[slot].gen ? applied->blocks : 0;
+}
+
+static bool is_moving(const struct scheduler *s, uint32_t from) {
+    for (uint32_t i = 0; i < s->move_count; i++) {
+        if (s->moves[i].from == from) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// One move for each sequence that holds block `from`, which is the same block of all of them. False
+// when the plan has no place for all, or the pool none for the block.
+static bool plan_move(struct scheduler *s, struct step_plan *plan, uint32_t from, uint32_t index) {
+    uint32_t holders = kv_blocks_holders(s->options.blocks, from), to = 0;
+    if (s->move_count + holders > BOUND_KV_MOVES ||
+        kv_blocks_take(s->options.blocks, 1, &to) != STATUS_OK) {
+        return false;
+    }
+    uint32_t first = s->move_count;
     for (uint32_t i = 0; i < s->running; i++) {
         uint32_t slot = s->order[i];
-        // What the worker was not told yet it will be told in a later plan, and moves after that.
-        uint32_t known = s->slots[slot].applied.present ? s->slots[slot].applied.blocks : 0;
-        for (uint32_t k = 0; k < known; k++) {
+        if (index < blocks_applied(s, slot) && scheduler_blocks(s, slot)[index] == from) {
+            s->moves[s->move_count++] = (struct move){slot, s->slots[slot].gen, index, from, to};
+        }
+    }
+    if (s->move_count - first < holders) {    // one of them is not told yet
+        s->move_count = first;
+        kv_blocks_give_back(s->options.blocks, &to, 1);
+        return true;
+    }
+    for (uint32_t i = first; i < s->move_count; i++) {
+        s->change_count++;
+        step_plan_move(plan, &(struct plan_move){scheduler_ref(s, s->moves[i].slot), index, to});
+    }
+    s->move_blocks++;
+    return true;
+}
+
+// Blocks above the end of a shrinking pool go to free places below it.
+static void plan_moves(struct scheduler *s, struct step_plan *plan) {
+    uint32_t end = kv_blocks_total(s->options.blocks);
+    for (uint32_t i = 0; i < s->running; i++) {
+        uint32_t slot = s->order[i];
+        for (uint32_t k = 0; k < blocks_applied(s, slot); k++) {
             uint32_t from = scheduler_blocks(s, slot)[k];
-            uint32_t to = 0;
-            if (from < end) {
-                continue;
-            }
-            if (s->move_count == BOUND_KV_MOVES || kv_blocks_take(blocks, 1, &to) != STATUS_OK) {
+            if (from >= end && !is_moving(s, from) && !plan_move(s, plan, from, k)) {
                 return;
             }
-            s->moves[s->move_count++] = (struct move){slot, s->slots[slot].gen, k, from, to};
-            s->change_count++;
-            step_plan_move(plan, &(struct plan_move){scheduler_ref(s, slot), k, to});
         }
     }
 }
@@ -86,15 +119,19 @@ void scheduler_finish_moves(struct scheduler *s, uint64_t seq) {
     for (uint32_t i = 0; i < s->move_count; i++) {
         const struct move *move = &s->moves[i];
         const struct slot *slot = &s->slots[move->slot];
-        if (slot->request == REQUEST_NONE || slot->gen != move->gen) {
-            // Its request ended meanwhile; the worker forgets the new place with the slot.
+        bool is_first = i == 0 || s->moves[i - 1].from != move->from;
+        if (is_first && kv_blocks_holders(s->options.blocks, move->from) == 0) {
+            // All who held it ended meanwhile; the worker forgets the new place with their slots.
             kv_blocks_retire(s->options.blocks, &move->to, 1, seq + 1);
-            continue;
+        } else if (is_first) {
+            kv_blocks_moved(s->options.blocks, move->from, move->to);
         }
-        scheduler_blocks(s, move->slot)[move->index] = move->to;
-        kv_blocks_give_back(s->options.blocks, &move->from, 1);
+        if (slot->request != REQUEST_NONE && slot->gen == move->gen) {
+            scheduler_blocks(s, move->slot)[move->index] = move->to;
+        }
     }
     s->move_count = 0;
+    s->move_blocks = 0;
     if (s->pool_phase == POOL_ASKED) {
         s->pool_phase = POOL_ANSWERING;
     }
@@ -102,9 +139,12 @@ void scheduler_finish_moves(struct scheduler *s, uint64_t seq) {
 
 void scheduler_undo_moves(struct scheduler *s) {
     for (uint32_t i = 0; i < s->move_count; i++) {
-        kv_blocks_give_back(s->options.blocks, &s->moves[i].to, 1);
+        if (i == 0 || s->moves[i - 1].to != s->moves[i].to) {
+            kv_blocks_give_back(s->options.blocks, &s->moves[i].to, 1);
+        }
     }
     s->move_count = 0;
+    s->move_blocks = 0;
     if (s->pool_phase == POOL_ASKED) {
         s->pool_phase = POOL_ASKING;
     }

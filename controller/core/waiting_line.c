@@ -13,9 +13,9 @@ struct node {
 };
 
 struct tenant {
-    double served;       // virtual time
-    uint32_t head;       // root of its requests
-    uint32_t place;      // in the class's heap, WAITING_NONE while nobody waits
+    double served;     // virtual time
+    uint32_t head;     // root of its requests
+    uint32_t place;    // in the class's heap, WAITING_NONE while nobody waits
     uint32_t waiting;
 };
 
@@ -80,8 +80,7 @@ void waiting_line_destroy(struct waiting_line *line) {
 
 static bool earlier(const struct waiting_line *line, uint32_t a, uint32_t b) {
     const struct waiting_key *x = &line->nodes[a].key, *y = &line->nodes[b].key;
-    return x->deadline_us != y->deadline_us ? x->deadline_us < y->deadline_us
-                                            : x->order < y->order;
+    return x->deadline_us != y->deadline_us ? x->deadline_us < y->deadline_us : x->order < y->order;
 }
 
 static uint32_t meld(struct waiting_line *line, uint32_t a, uint32_t b) {

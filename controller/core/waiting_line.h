@@ -5,7 +5,8 @@
 #include "controller/core/core.h"
 #include <stdint.h>
 
-// Who may be admitted next: classes by rank, tenants by what they were served, requests by deadline.
+// Who may be admitted next: classes by rank, tenants by what they were served, requests by
+// deadline.
 //
 // The idea: a tenant's virtual time grows with the work done for it, and the tenant with the least
 // goes first, so that each gets its share whatever it sends (the virtual token counter of fair
@@ -53,8 +54,8 @@ void waiting_line_charge(struct waiting_line *line, enum request_class class_, u
 // charging ends the walk: start again.
 enum { WAITING_LOOK_AHEAD = 8 };    // heads of one walk (serving.md 1.6 step 4)
 struct waiting_walk {
-    uint32_t class_rank;                          // in the order of this moment
-    uint32_t seen;                                // heads given so far
+    uint32_t class_rank;                            // in the order of this moment
+    uint32_t seen;                                  // heads given so far
     uint32_t candidates[WAITING_LOOK_AHEAD + 1];    // places in the tenant heap
     uint32_t candidate_count;
     enum request_class order[REQUEST_CLASS_COUNT];

@@ -79,6 +79,7 @@ struct api_config {
     bool server_header;
     bool any_model_name;
     bool strict_max_tokens;
+    bool prefix_caching;      // --enable-prefix-caching
     bool usage_always;        // --enable-force-include-usage
     uint32_t logprobs_max;    // --max-logprobs, <= BOUND_LOGPROBS
     // Prompts x n of one request, <= BOUND_SEQUENCES_PER_REQUEST: more than may wait could never be

@@ -5,6 +5,7 @@
 #include "common/clock.h"
 #include "common/invariant.h"
 #include "common/memory.h"
+#include "controller/core/prefix_index.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -110,6 +111,7 @@ static void take_params(struct api_call *call, struct api_params *params) {
 static bool choose_class(struct api_call *call, struct api_failure *failure) {
     const struct api_key *key = call->visit.key;
     call->class_ = key != NULL ? key->class_ : REQUEST_CLASS_STANDARD;
+    call->salt = key != NULL ? hash_bytes(key->digest, sizeof key->digest) : 0;
     struct http_span wish = http_request_field(call->exchange->request, "x-tare-class");
     if (wish.text == NULL) {
         return true;
@@ -182,6 +184,7 @@ void api_call_destroy(struct api_call *call) {
         }
         api->prompt_tokens_held -= choice->tokens != NULL ? choice->prompt_count : 0;
         memory_free(choice->tokens);
+        memory_free(choice->keys);
         api_text_deinit(choice);
         buf_deinit(&choice->text);
         buf_deinit(&choice->scores);
@@ -243,6 +246,11 @@ static bool set_tokens(struct api_choice *choice, const uint32_t *tokens, size_t
     }
     for (size_t i = 0; i < token_count; i++) {
         choice->tokens[i] = (int32_t)tokens[i];
+    }
+    // Without room for them it only shares nothing. Shorter sequences have no full block.
+    choice->key_capacity = api->config.prefix_caching ? (uint32_t)(capacity / CORE_KEY_TOKENS) : 0;
+    if (choice->key_capacity > 0) {
+        choice->keys = memory_alloc(choice->key_capacity * sizeof *choice->keys);
     }
     choice->prompt_count = (uint32_t)token_count;
     choice->output_max = output_max;
@@ -344,6 +352,9 @@ static bool submit_choice(struct api_choice *choice, uint32_t stream, struct api
         .prompt_count = choice->prompt_count,
         .output_max = choice->output_max,
         .sampling = call->sampling,
+        .keys = choice->keys,
+        .key_capacity = choice->keys != NULL ? choice->key_capacity : 0,
+        .salt = call->salt,
     };
     request.sampling.stream = stream;
     if (request.sampling.min_tokens > choice->output_max) {
@@ -656,6 +667,12 @@ static void on_rejected(struct api_choice *choice, const struct core_action *act
 void api_on_action(struct api *api, const struct core_action *action, uint64_t now_us) {
     struct api_choice *choice = NULL;
     switch (action->kind) {
+    case CORE_ACTION_ADMITTED:
+        choice = slot_find(api, action->admitted.id);
+        if (choice != NULL) {
+            choice->cached_tokens = action->admitted.cached_tokens;
+        }
+        break;
     case CORE_ACTION_TOKEN:
         choice = slot_find(api, action->token.id);
         if (choice != NULL) {

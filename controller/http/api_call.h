@@ -26,8 +26,11 @@ enum api_stop_kind { API_STOP_KIND_NONE, API_STOP_KIND_TOKEN, API_STOP_KIND_STRI
 struct api_choice {
     struct api_call *call;
     uint32_t index;
-    uint64_t id;        // core request; 0 before submit and after the core has ended it
-    int32_t *tokens;    // [prompt_count + output_max]
+    uint64_t id;                // core request; 0 before submit and after the core has ended it
+    int32_t *tokens;            // [prompt_count + output_max]
+    struct prefix_key *keys;    // of its KV blocks; NULL: it shares none
+    uint32_t key_capacity;
+    uint32_t cached_tokens;    // of the prompt, that were not computed again
     uint32_t prompt_count, output_max, output_count;
     bool first_of_prompt;     // counts the prompt in `usage`
     uint32_t scored_count;    // prompt positions scored so far
@@ -60,6 +63,7 @@ struct api_call {
     char body_id[API_BODY_ID_BYTES];
     uint64_t created_unix_s;
     enum request_class class_;
+    uint64_t salt;    // of its key: what was computed for one key is found under it alone
 
     struct sampling_params sampling;    // shared by all choices but for `stream`
     struct token_bias *bias;

@@ -29,23 +29,28 @@ static void write_head(const struct api_call *call, const char *object, struct b
     buf_append_str(out, ",\"choices\":[");
 }
 
-static void write_usage(uint64_t prompt_tokens, uint64_t output_tokens, struct buf *out) {
+static void write_usage(uint64_t prompt_tokens, uint64_t cached_tokens, uint64_t output_tokens,
+                        struct buf *out) {
     buf_append_str(out, "{\"prompt_tokens\":");
     buf_append_u64(out, prompt_tokens);
     buf_append_str(out, ",\"completion_tokens\":");
     buf_append_u64(out, output_tokens);
     buf_append_str(out, ",\"total_tokens\":");
     buf_append_u64(out, prompt_tokens + output_tokens);
-    buf_append_str(out, ",\"prompt_tokens_details\":{\"cached_tokens\":0},"
+    buf_append_str(out, ",\"prompt_tokens_details\":{\"cached_tokens\":");
+    buf_append_u64(out, cached_tokens);
+    buf_append_str(out, "},"
                         "\"completion_tokens_details\":{\"reasoning_tokens\":0}}");
 }
 
 static void write_call_usage(const struct api_call *call, struct buf *out) {
-    uint64_t output_tokens = 0;
+    uint64_t output_tokens = 0, cached_tokens = 0;
     for (uint32_t i = 0; i < call->choice_count; i++) {
-        output_tokens += call->choices[i].output_count;
+        const struct api_choice *choice = &call->choices[i];
+        output_tokens += choice->output_count;
+        cached_tokens += choice->first_of_prompt ? choice->cached_tokens : 0;
     }
-    write_usage(call->prompt_tokens, output_tokens, out);
+    write_usage(call->prompt_tokens, cached_tokens, output_tokens, out);
 }
 
 static void write_logprobs(const struct api_choice *choice, size_t byte_count, struct buf *out) {
@@ -154,7 +159,7 @@ static void end_chunk(const struct api_choice *choice, struct buf *out) {
     buf_append_byte(out, ']');
     if (choice->call->usage_in_every_chunk) {
         buf_append_str(out, ",\"usage\":");
-        write_usage(choice->prompt_count, choice->output_count, out);
+        write_usage(choice->prompt_count, choice->cached_tokens, choice->output_count, out);
     }
     buf_append_str(out, "}\n\n");
 }

@@ -181,7 +181,7 @@ static enum status judge_admits(struct batch *batch, const struct plan *plan, st
         slot->admit = admit;
         slot->next_state = SLOT_PREFILLING;
         slot->next_gen = admit->ref.gen;
-        slot->next_len = 0;
+        slot->next_len = admit->cached_tokens;
         slot->next_blocks = admit->block_count;
         slot->next_paused = false;
     }
@@ -325,6 +325,14 @@ static enum status judge_moves(struct batch *batch, const struct plan *plan, str
             return wrong_slot(err, "move of a block that is not of", move->ref);
         }
         uint32_t from = blocks_of(batch, move->ref.slot)[move->index];
+        for (uint32_t k = 0; k < i; k++) {
+            const struct plan_move *other = &plan->moves[k];
+            uint32_t other_from = blocks_of(batch, other->ref.slot)[other->index];
+            if ((other->block == move->block) != (other_from == from)) {
+                return error_set(err, STATUS_INVALID, "block %u moves to %u, block %u to %u",
+                                 other_from, other->block, from, move->block);
+            }
+        }
         from_min = from < from_min ? from : from_min;
         to_max = move->block > to_max ? move->block : to_max;
     }
@@ -427,7 +435,7 @@ static void admit(struct batch *batch, const struct plan_admit *admit) {
     slot->gen = admit->ref.gen;
     slot->state = SLOT_PREFILLING;
     slot->paused = false;
-    slot->len = 0;
+    slot->len = admit->cached_tokens;
     slot->prompt_tokens = admit->prompt_tokens;
     slot->len_max = admit->len_max;
     slot->block_count = admit->block_count;
@@ -438,15 +446,31 @@ static void admit(struct batch *batch, const struct plan_admit *admit) {
     }
     slot->sampling.bias = NULL;    // the plan's memory goes; slot->bias stays
     copy_blocks(blocks_of(batch, admit->ref.slot), admit->blocks, admit->block_count);
+    if (admit->history_count > 0) {
+        memcpy(history_of(batch, admit->ref.slot), admit->history,
+               admit->history_count * sizeof(int32_t));
+    }
+}
+
+// A block that several sequences share is copied once.
+static bool is_copied(const struct batch *batch, uint32_t to) {
+    for (uint32_t i = 0; i < batch->copy_count; i++) {
+        if (batch->copy_to[i] == to) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static void move_blocks(struct batch *batch, const struct plan *plan) {
-    batch->copy_count = plan->move_count;
+    batch->copy_count = 0;
     for (uint32_t i = 0; i < plan->move_count; i++) {
         const struct plan_move *move = &plan->moves[i];
         uint32_t *block = &blocks_of(batch, move->ref.slot)[move->index];
-        batch->copy_from[i] = *block;
-        batch->copy_to[i] = move->block;
+        if (!is_copied(batch, move->block)) {
+            batch->copy_from[batch->copy_count] = *block;
+            batch->copy_to[batch->copy_count++] = move->block;
+        }
         *block = move->block;
     }
 }
@@ -479,11 +503,6 @@ static void add_row(struct batch *batch, uint32_t seq, int32_t token, uint32_t p
     }
 }
 
-static bool uses_history(const struct sampling_params *s) {
-    return s->repetition_penalty != 1.0f || s->presence_penalty != 0.0f ||
-           s->frequency_penalty != 0.0f;
-}
-
 // The logits of `row` draw the token at `position` of the slot, or score `target` there.
 static void add_logit(struct batch *batch, uint32_t slot_index, uint32_t position, int32_t target) {
     const struct slot *slot = &batch->slots[slot_index];
@@ -503,7 +522,7 @@ static void add_logit(struct batch *batch, uint32_t slot_index, uint32_t positio
         .seed = s->seed,
         .stream = s->stream,
         .position = position,
-        .history = uses_history(s) ? history_of(batch, slot_index) : NULL,
+        .history = sampling_uses_history(s) ? history_of(batch, slot_index) : NULL,
         .prompt_count = position - output_count,
         .output_count = output_count,
         .bias = slot->bias,

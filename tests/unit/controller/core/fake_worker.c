@@ -21,14 +21,21 @@ struct fake_slot {
     int32_t tokens[FAKE_SEQ_TOKENS];
 };
 
+// What a position leaves in its block: its token, and a hash over all tokens up to it.
+struct fake_kv {
+    int32_t token;
+    uint64_t chain;
+};
+
 struct fake_worker {
     struct plan_limits limits;
     uint64_t epoch, applied;
     struct fake_slot *slots;
     struct result_row *rows;
     uint32_t row_count;
-    uint8_t *block_owner;    // [FAKE_BLOCKS_MAX] slot + 1, 0 = nobody
-    uint64_t *kv;            // [FAKE_BLOCKS_MAX, block_tokens] what was computed there
+    uint8_t *holders;      // [FAKE_BLOCKS_MAX] slots that name the block
+    struct fake_kv *kv;    // [FAKE_BLOCKS_MAX, block_tokens] what was computed there
+    uint64_t cached;       // positions that were admitted computed
     uint32_t pool_blocks, chunk_blocks, pool_max;
     uint32_t resized;
     uint64_t moves;
@@ -47,7 +54,7 @@ struct fake_worker *fake_worker_create(const struct plan_limits *limits) {
     worker->rows =
         memory_array(limits->envelope.tokens + limits->envelope.seqs, sizeof *worker->rows);
     ck_assert_uint_le(limits->kv_blocks, FAKE_BLOCKS_MAX);
-    worker->block_owner = memory_array(FAKE_BLOCKS_MAX, 1);
+    worker->holders = memory_array(FAKE_BLOCKS_MAX, 1);
     worker->kv = memory_array((size_t)FAKE_BLOCKS_MAX * limits->block_tokens, sizeof *worker->kv);
     worker->pool_blocks = limits->kv_blocks;
     worker->chunk_blocks = 1;
@@ -58,7 +65,7 @@ struct fake_worker *fake_worker_create(const struct plan_limits *limits) {
 void fake_worker_destroy(struct fake_worker *worker) {
     memory_free(worker->slots);
     memory_free(worker->rows);
-    memory_free(worker->block_owner);
+    memory_free(worker->holders);
     memory_free(worker->kv);
     memory_free(worker);
 }
@@ -67,7 +74,9 @@ void fake_worker_reset(struct fake_worker *worker, uint64_t epoch) {
     worker->epoch = epoch;
     worker->applied = 0;
     memset(worker->slots, 0, worker->limits.envelope.seqs * sizeof *worker->slots);
-    memset(worker->block_owner, 0, FAKE_BLOCKS_MAX);
+    memset(worker->holders, 0, FAKE_BLOCKS_MAX);
+    memset(worker->kv, 0,
+           (size_t)FAKE_BLOCKS_MAX * worker->limits.block_tokens * sizeof *worker->kv);
     worker->resized = 0;
 }
 
@@ -90,14 +99,16 @@ uint32_t fake_worker_pool(const struct fake_worker *worker) {
     return worker->pool_blocks;
 }
 
-// What position `at` of a slot leaves in its block.
-static uint64_t kv_value(const struct fake_worker *worker, const struct fake_slot *slot,
-                         uint32_t at) {
-    uint64_t owner = (uint64_t)(slot - worker->slots) << 48 | (uint64_t)slot->gen << 32;
-    return hash_u64(owner ^ ((uint64_t)at << 16) ^ (uint64_t)slot->tokens[at]);
+uint64_t fake_worker_cached(const struct fake_worker *worker) {
+    return worker->cached;
 }
 
-static uint64_t *kv_place(struct fake_worker *worker, const struct fake_slot *slot, uint32_t at) {
+static uint64_t chain_of(uint64_t before, uint32_t at, int32_t token) {
+    return hash_u64(before ^ ((uint64_t)at << 32) ^ ((uint64_t)token + 1));
+}
+
+static struct fake_kv *kv_place(struct fake_worker *worker, const struct fake_slot *slot,
+                                uint32_t at) {
     uint32_t block_tokens = worker->limits.block_tokens;
     uint32_t block = slot->blocks[at / block_tokens];
     ck_assert_msg(block < worker->pool_blocks, "block %u lies outside the pool", block);
@@ -109,16 +120,35 @@ static void compute(struct fake_worker *worker, struct fake_slot *slot, uint32_t
         ck_abort_msg("a position without a block");
     }
     for (uint32_t i = 0; i < count; i++, slot->len++) {
-        *kv_place(worker, slot, slot->len) = kv_value(worker, slot, slot->len);
+        uint32_t block = slot->blocks[slot->len / worker->limits.block_tokens];
+        ck_assert_msg(worker->holders[block] == 1, "block %u is shared and written", block);
+        uint64_t before = slot->len == 0 ? 0 : kv_place(worker, slot, slot->len - 1)->chain;
+        int32_t token = slot->tokens[slot->len];
+        *kv_place(worker, slot, slot->len) =
+            (struct fake_kv){token, chain_of(before, slot->len, token)};
     }
 }
 
 static void attend(struct fake_worker *worker, const struct fake_slot *slot) {
+    uint64_t chain = 0;
     for (uint32_t i = 0; i < slot->len; i++) {
-        if (*kv_place(worker, slot, i) != kv_value(worker, slot, i)) {
+        chain = chain_of(chain, i, slot->tokens[i]);
+        if (kv_place(worker, slot, i)->chain != chain) {
             ck_abort_msg("position %u of slot %d has lost its KV", i, (int)(slot - worker->slots));
         }
     }
+}
+
+// The sequence begins with what stands in its first blocks.
+static void adopt(struct fake_worker *worker, struct fake_slot *slot, const struct plan_admit *in) {
+    for (uint32_t i = 0; i < in->cached_tokens; i++) {
+        slot->tokens[i] = kv_place(worker, slot, i)->token;
+        ck_assert(in->history_count == 0 || in->history[i] == slot->tokens[i]);
+    }
+    slot->len = in->cached_tokens;
+    slot->known = in->cached_tokens;
+    worker->cached += in->cached_tokens;
+    attend(worker, slot);
 }
 
 int32_t fake_worker_next(const int32_t *tokens, uint32_t count, uint32_t vocabulary) {
@@ -133,11 +163,11 @@ static struct fake_slot *slot_of(struct fake_worker *worker, struct slot_ref ref
 }
 
 static void take_blocks(struct fake_worker *worker, struct fake_slot *slot, const uint32_t *ids,
-                        uint32_t count) {
+                        uint32_t count, uint32_t shared) {
     for (uint32_t i = 0; i < count; i++) {
         ck_assert_uint_lt(ids[i], worker->pool_blocks);
-        ck_assert_msg(worker->block_owner[ids[i]] == 0, "block %u is used twice", ids[i]);
-        worker->block_owner[ids[i]] = (uint8_t)(slot - worker->slots + 1);
+        ck_assert_msg(i < shared || worker->holders[ids[i]] == 0, "block %u is used twice", ids[i]);
+        worker->holders[ids[i]]++;
         slot->blocks[slot->block_count++] = ids[i];
     }
 }
@@ -150,9 +180,11 @@ static void move(struct fake_worker *worker, const struct plan *plan) {
         ck_assert_uint_lt(in->index, slot->block_count);
         uint32_t *block = &slot->blocks[in->index];
         ck_assert_uint_lt(in->block, *block);
-        ck_assert_msg(worker->block_owner[in->block] == 0, "block %u is used twice", in->block);
-        worker->block_owner[in->block] = worker->block_owner[*block];
-        worker->block_owner[*block] = 0;
+        bool again = i > 0 && plan->moves[i - 1].block == in->block;    // a shared block
+        ck_assert_msg(again || worker->holders[in->block] == 0, "block %u is used twice",
+                      in->block);
+        worker->holders[in->block]++;
+        worker->holders[*block]--;
         memcpy(worker->kv + in->block * (size_t)worker->limits.block_tokens,
                worker->kv + *block * (size_t)worker->limits.block_tokens, bytes);
         *block = in->block;
@@ -171,7 +203,7 @@ static void resize(struct fake_worker *worker, const struct plan *plan) {
         blocks = worker->pool_blocks;    // all or nothing, as a budget
     }
     for (uint32_t i = plan->kv_blocks; i < worker->pool_blocks; i++) {
-        ck_assert_msg(worker->block_owner[i] == 0, "block %u is unmapped while in use", i);
+        ck_assert_msg(worker->holders[i] == 0, "block %u is unmapped while in use", i);
     }
     worker->pool_blocks = blocks;
     worker->limits.kv_blocks = blocks;
@@ -182,7 +214,7 @@ static void retire(struct fake_worker *worker, const struct plan *plan) {
     for (uint32_t i = 0; i < plan->retire_count; i++) {
         struct fake_slot *slot = slot_of(worker, plan->retires[i].ref);
         for (uint32_t k = 0; k < slot->block_count; k++) {
-            worker->block_owner[slot->blocks[k]] = 0;
+            worker->holders[slot->blocks[k]]--;
         }
         slot->live = false;
     }
@@ -200,7 +232,9 @@ static void admit(struct fake_worker *worker, const struct plan *plan) {
         slot->prompt = in->prompt_tokens;
         slot->logprobs = in->sampling.want_logprobs;
         slot->prompt_logprobs = in->sampling.want_prompt_logprobs;
-        take_blocks(worker, slot, in->blocks, in->block_count);
+        take_blocks(worker, slot, in->blocks, in->block_count,
+                    in->cached_tokens / worker->limits.block_tokens);
+        adopt(worker, slot, in);
     }
 }
 
@@ -208,7 +242,7 @@ static void update(struct fake_worker *worker, const struct plan *plan) {
     for (uint32_t i = 0; i < plan->update_count; i++) {
         const struct plan_update *in = &plan->updates[i];
         struct fake_slot *slot = slot_of(worker, in->ref);
-        take_blocks(worker, slot, in->append_blocks, in->append_count);
+        take_blocks(worker, slot, in->append_blocks, in->append_count, 0);
         slot->paused = in->pause || (slot->paused && !in->resume);
     }
 }

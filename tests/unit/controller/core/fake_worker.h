@@ -8,8 +8,8 @@
 // plan against it and the envelope, and draws tokens that depend only on the tokens before them. So
 // a test can say what each request must have received, whatever happened in between.
 //
-// Its KV blocks hold what was computed, so a block that is used twice or loses its contents is
-// noticed.
+// Its KV blocks hold what was computed, so a block that is used twice, loses its contents or is
+// shared by sequences that begin differently is noticed.
 //
 //   Owns its tables.  Thread one.  Allocates in create.  Fails by check's assertions.
 
@@ -33,8 +33,9 @@ enum { FAKE_BLOCKS_MAX = 64 };
 void fake_worker_budget(struct fake_worker *worker, uint32_t chunk_blocks, uint32_t blocks_max);
 // After a plan that asked for a resize: the blocks that there are now; 0 when none asked.
 uint32_t fake_worker_resized(struct fake_worker *worker);
-uint64_t fake_worker_moves(const struct fake_worker *worker);    // blocks moved so far
-uint32_t fake_worker_pool(const struct fake_worker *worker);     // blocks there are
+uint64_t fake_worker_cached(const struct fake_worker *worker);    // positions admitted computed
+uint64_t fake_worker_moves(const struct fake_worker *worker);     // blocks moved so far
+uint32_t fake_worker_pool(const struct fake_worker *worker);      // blocks there are
 
 // The token that follows `count` tokens.
 int32_t fake_worker_next(const int32_t *tokens, uint32_t count, uint32_t vocabulary);

@@ -6,6 +6,7 @@
 #include "common/memory.h"
 #include "common/rng.h"
 #include "controller/core/core.h"
+#include "controller/core/prefix_index.h"
 #include "tests/unit/controller/core/fake_worker.h"
 #include "tests/unit/suites.h"
 
@@ -27,6 +28,9 @@ struct client {
     bool open;
     uint64_t id;
     int32_t tokens[SEQ_TOKENS + 1];
+    struct prefix_key keys[SEQ_TOKENS / CORE_KEY_TOKENS + 1];
+    bool penalised;
+    uint32_t cached;
     uint32_t prompt_count, output_max;
     uint32_t received;
     int32_t stop_token;
@@ -46,6 +50,7 @@ struct world {
     struct core_action resized;    // the last
     char note[64];
     bool loses;    // random events include lost workers
+    uint64_t salt;
     bool drained;
     uint32_t finished[FINISH_REASON_COUNT], rejected[REJECT_REASON_COUNT];
 };
@@ -105,6 +110,7 @@ static void on_action(void *ctx, const struct core_action *action) {
     case CORE_ACTION_ADMITTED:
         ck_assert(!client_of(w, action->admitted.id.value)->admitted);
         client_of(w, action->admitted.id.value)->admitted = true;
+        client_of(w, action->admitted.id.value)->cached = action->admitted.cached_tokens;
         break;
     case CORE_ACTION_DRAINED:
         w->drained = true;
@@ -198,8 +204,11 @@ static void submit(struct world *w, struct client *client) {
         .token_capacity = SEQ_TOKENS + 1,
         .prompt_count = client->prompt_count,
         .output_max = client->output_max,
+        .keys = client->keys,
+        .key_capacity = SEQ_TOKENS / CORE_KEY_TOKENS + 1,
+        .salt = w->salt,
         .sampling = {.top_p = 1.0f,
-                     .repetition_penalty = 1.0f,
+                     .repetition_penalty = client->penalised ? 1.1f : 1.0f,
                      .want_logprobs = client->id % 3 == 0,
                      .want_prompt_logprobs = client->id % 5 == 0},
     };
@@ -213,7 +222,12 @@ static void submit(struct world *w, struct client *client) {
 
 static void world_init(struct world *w) {
     memset(w, 0, sizeof *w);
-    struct core_config config = {SEQS, WAITING, STEP_TOKENS, FAKE_BLOCKS_MAX, 1};
+    struct core_config config = {.seqs_max = SEQS,
+                                 .waiting_max = WAITING,
+                                 .step_tokens_max = STEP_TOKENS,
+                                 .blocks_max = FAKE_BLOCKS_MAX,
+                                 .group = 1,
+                                 .prefix_secret = "a test's secret"};
     ck_assert_int_eq(core_create(&config, &w->core, NULL), STATUS_OK);
     w->capacity = (struct message_capacity){
         .envelope = {.tokens = STEP_TOKENS,
@@ -844,6 +858,72 @@ START_TEST(a_worker_lost_during_a_resize_tells_its_size_anew) {
 }
 END_TEST
 
+// A client whose prompt begins with the first `count` tokens of another one's sequence.
+static struct client *arrive_after(struct world *w, const int32_t *begin, uint32_t count,
+                                   uint32_t prompt, uint32_t output) {
+    struct client *client = arrive(w, prompt, output);
+    ck_assert_ptr_nonnull(client);
+    memcpy(client->tokens, begin, count * sizeof *begin);
+    submit(w, client);
+    return client;
+}
+
+START_TEST(a_beginning_that_was_computed_is_not_computed_again) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    struct client *first = arrive(&w, 80, 20);
+    first->id = w.next_id = 1;    // no prompt scores
+    submit(&w, first);
+    run_dry(&w);
+    int32_t log[100];
+    memcpy(log, first->tokens, sizeof log);
+    // While it is free, and again while somebody holds it; outputs count as well as prompts.
+    struct client *second = arrive_after(&w, log, 80, 100, 20);
+    struct client *third = arrive_after(&w, log, 97, 100, 20);
+    run_dry(&w);
+    ck_assert_uint_eq(second->cached, 80);
+    ck_assert_uint_eq(third->cached, 96);
+    ck_assert_uint_eq(core_counters(w.core)->tokens_prompt_cached, 176);
+    ck_assert_uint_eq(fake_worker_cached(w.worker), 176);
+    // All but the last token at most: one must be computed to draw from.
+    struct client *same = arrive_after(&w, log, 64, 64, 4);
+    run_dry(&w);
+    ck_assert_uint_eq(same->cached, 48);
+    // Others share nothing.
+    w.salt = 9;
+    struct client *stranger = arrive_after(&w, log, 80, 100, 4);
+    run_dry(&w);
+    ck_assert_uint_eq(stranger->cached, 0);
+    world_deinit(&w);
+}
+END_TEST
+
+START_TEST(cached_blocks_go_when_room_is_needed_the_end_of_a_sequence_first) {
+    struct world w;
+    world_init(&w);
+    worker_ready(&w);
+    struct client *first = arrive(&w, 160, 1);
+    first->id = w.next_id = 1;
+    submit(&w, first);
+    run_dry(&w);
+    int32_t log[160];
+    memcpy(log, first->tokens, sizeof log);
+    struct core_gauges gauges;
+    core_gauges(w.core, w.now_us, &gauges);
+    ck_assert_uint_eq(gauges.kv_blocks_cached, 10);
+    ck_assert_uint_eq(gauges.kv_blocks_free, KV_BLOCKS);
+    // 24 blocks, 10 of them cached: 19 for two others cost the last five.
+    submit(&w, arrive(&w, 150, 2));
+    submit(&w, arrive(&w, 130, 2));
+    run_dry(&w);
+    struct client *again = arrive_after(&w, log, 160, 170, 2);
+    run_dry(&w);
+    ck_assert_uint_eq(again->cached, 5 * BLOCK_TOKENS);
+    world_deinit(&w);
+}
+END_TEST
+
 static void random_event(struct world *w, struct rng *rng) {
     uint64_t dice = rng_below(rng, 100);
     if (dice < 25) {
@@ -852,6 +932,18 @@ static void random_event(struct world *w, struct rng *rng) {
             arrive(w, prompt, 1 + (uint32_t)rng_below(rng, SEQ_TOKENS - prompt));
         if (client != NULL) {
             client->stop_token = rng_below(rng, 4) == 0 ? (int32_t)rng_below(rng, VOCABULARY) : -1;
+            client->penalised = rng_below(rng, 4) == 0;
+            // Few beginnings, and some whole logs of others.
+            const struct client *other = &w->clients[rng_below(rng, CLIENTS)];
+            uint32_t known = other->prompt_count + other->received;
+            if (rng_below(rng, 2) == 0) {
+                for (uint32_t i = 0; i < prompt / 2; i++) {
+                    client->tokens[i] = 3;
+                }
+            } else if (known > 0 && other != client) {
+                memcpy(client->tokens, other->tokens,
+                       (known < prompt ? known : prompt) * sizeof *client->tokens);
+            }
             submit(w, client);
         }
     } else if (dice < 32) {
@@ -913,6 +1005,7 @@ START_TEST(random_histories_keep_every_promise) {
     ck_assert_uint_eq(gauges.kv_blocks_total, w.capacity.kv_blocks);
     ck_assert_uint_eq(w.told_resizes, w.asked_resizes);
     ck_assert_uint_gt(fake_worker_moves(w.worker), 0);
+    ck_assert_uint_gt(fake_worker_cached(w.worker), 0);
     // Nobody who was accepted is failed for a smaller pool.
     ck_assert(w.loses || w.finished[FINISH_REASON_FAULT] == 0);
     ck_assert(w.loses || core_counters(w.core)->tokens_recomputed == 0);
@@ -938,6 +1031,8 @@ Suite *suite_core(void) {
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, one_request_gets_all_its_tokens_and_returns_its_blocks);
     tcase_add_test(tc, a_stop_token_ends_with_stop_and_is_counted);
+    tcase_add_test(tc, a_beginning_that_was_computed_is_not_computed_again);
+    tcase_add_test(tc, cached_blocks_go_when_room_is_needed_the_end_of_a_sequence_first);
     tcase_add_test(tc, before_a_worker_requests_are_unavailable);
     tcase_add_test(tc, the_line_is_bounded_and_one_past_it_is_refused);
     tcase_add_test(tc, what_can_never_fit_is_refused_and_the_largest_that_fits_is_served);

@@ -13,6 +13,8 @@ enum { BLOCKS = 200, TOKENS = 320, BLOCK_TOKENS = 32, KEYS = TOKENS / BLOCK_TOKE
 static struct prefix_index *create(void) {
     struct prefix_index *index = NULL;
     ck_assert_int_eq(prefix_index_create(BLOCKS, &index, NULL), STATUS_OK);
+    prefix_index_reset(index, 3);
+    prefix_index_grow(index, BLOCKS);
     return index;
 }
 
@@ -61,9 +63,26 @@ START_TEST(it_says_what_was_added_and_not_removed) {
         struct prefix_key key = crowded_key(number);
         ck_assert_uint_eq(prefix_index_find(index, &key), block_of[number]);
     }
-    prefix_index_reset(index);
+    prefix_index_reset(index, BLOCKS);
     ck_assert_uint_eq(prefix_index_count(index), 0);
     prefix_index_audit(index);
+    prefix_index_destroy(index);
+}
+END_TEST
+
+START_TEST(keys_stay_when_the_pool_grows) {
+    struct prefix_index *index = NULL;
+    ck_assert_int_eq(prefix_index_create(BLOCKS, &index, NULL), STATUS_OK);
+    for (uint32_t blocks = 1; blocks <= BLOCKS; blocks++) {
+        prefix_index_grow(index, blocks);
+        struct prefix_key key = crowded_key(blocks);
+        ck_assert(prefix_index_add(index, &key, blocks - 1));
+        prefix_index_audit(index);
+        for (uint32_t k = 1; k <= blocks; k++) {
+            key = crowded_key(k);
+            ck_assert_uint_eq(prefix_index_find(index, &key), k - 1);
+        }
+    }
     prefix_index_destroy(index);
 }
 END_TEST
@@ -119,6 +138,7 @@ Suite *suite_prefix_index(void) {
     TCase *tc = tcase_create("all");
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, it_says_what_was_added_and_not_removed);
+    tcase_add_test(tc, keys_stay_when_the_pool_grows);
     tcase_add_test(tc, a_collision_with_other_tokens_is_no_hit);
     tcase_add_test(tc, a_key_covers_every_token_before_it);
     suite_add_tcase(suite, tc);

@@ -11,8 +11,7 @@
 enum { REQUESTS = 300, TENANTS = 12 };
 
 static struct waiting_line *create(double batch_share) {
-    struct waiting_options options = {
-        REQUESTS, TENANTS, {[REQUEST_CLASS_BATCH] = batch_share}};
+    struct waiting_options options = {REQUESTS, TENANTS, {[REQUEST_CLASS_BATCH] = batch_share}};
     struct waiting_line *line = NULL;
     ck_assert_int_eq(waiting_line_create(&options, &line, NULL), STATUS_OK);
     return line;
@@ -110,7 +109,8 @@ START_TEST(tenants_share_whatever_they_send) {
     struct waiting_key keys[100];
     double served[TENANTS] = {0};
     uint64_t order = 0;
-    // Tenant 0 sends ninety requests, tenant 1 nine, tenant 2 one; those of tenant 1 cost ten times.
+    // Tenant 0 sends ninety requests, tenant 1 nine, tenant 2 one; those of tenant 1 cost ten
+    // times.
     for (uint32_t i = 0; i < 100; i++) {
         uint32_t tenant = i < 90 ? 0 : i < 99 ? 1 : 2;
         keys[i] = (struct waiting_key){REQUEST_CLASS_STANDARD, tenant, UINT64_MAX, order++};
