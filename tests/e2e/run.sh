@@ -10,7 +10,7 @@ python=$(sh tests/e2e/clients/venv.sh)
 "$python" tests/golden/make_tiny.py "$work/tiny" llama 7
 passed=0
 part() { passed=$((passed + 1)); echo "e2e: $*"; }
-cleanup() { [ -z "${SERVER:-}" ] || kill -KILL "$SERVER" 2>/dev/null || true; }
+cleanup() { for one in ${SERVER:-} ${COLD:-}; do kill -KILL "$one" 2>/dev/null || true; done; }
 trap cleanup EXIT
 
 part "the line that is printed works when pasted"
@@ -45,8 +45,20 @@ part "a child that is killed costs a pause and no token"
 stop_server
 
 part "the KV pool changes its size under running streams"
-start_server "$work/resize.log" "$demo" --kv-cache-memory-bytes 64M --max-num-seqs 8 --max-model-len 2500
+# Every stream computes its own blocks: shared ones would stay where they were computed first.
+start_server "$work/resize.log" "$demo" --kv-cache-memory-bytes 64M --max-num-seqs 8 --max-model-len 2500 \
+    --no-enable-prefix-caching
 "$python" tests/e2e/clients/resize_kv.py "$URL" "$(run_dir)" "$(worker_child)"
+stop_server
+
+part "a hit of the prefix cache changes nothing but the time"
+start_server "$work/cold.log" "$demo" --no-enable-prefix-caching --kv-cache-memory-bytes 128M --max-model-len 4000
+COLD=$SERVER
+COLD_URL=$URL
+start_server "$work/warm.log" "$demo" --kv-cache-memory-bytes 128M --max-model-len 4000
+"$python" tests/e2e/clients/prefix_cache.py "$URL" "$COLD_URL"
+stop_server
+SERVER=$COLD
 stop_server
 
 part "overload is answered and retried"
