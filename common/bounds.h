@@ -82,6 +82,12 @@
 // Whole head, and progress of a body. 408.
 #define BOUND_HTTP_HEAD_US (10u * 1000 * 1000)
 #define BOUND_HTTP_BODY_US (30u * 1000 * 1000)
+// Bodies above this are read by a helper thread: a megabyte takes 20 to 80 ms to parse and encode,
+// and a turn of the loop should end within 2.
+#define BOUND_HTTP_INLINE_BODY_BYTES (32u * 1024)
+// Jobs of helper threads: at once (the cores belong to the worker), and in line. 429.
+#define BOUND_BACKGROUND_RUNNING 2u
+#define BOUND_BACKGROUND_WAITING 64u
 
 // ---- requests ----------------------------------------------------------------------------------
 #define BOUND_MESSAGES_PER_REQUEST 4096u    // 400

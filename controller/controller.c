@@ -10,6 +10,7 @@
 #include "controller/core/core.h"
 #include "controller/http/admin.h"
 #include "controller/http/api.h"
+#include "controller/http/background.h"
 #include "controller/http/http_server.h"
 #include "controller/keys.h"
 #include "controller/model_text.h"
@@ -47,6 +48,7 @@ struct controller {
     const struct config *config;
     struct core *core;
     struct api *api;
+    struct background *background;
     struct http_server *server;
     struct http_server *admin_server;
     struct admin *admin;
@@ -568,7 +570,11 @@ static uint64_t random_u64(void) {
     return value;
 }
 
-static enum status create_api(struct controller *c, struct error *err) {
+static enum status create_api(struct controller *c, struct uv_loop_s *loop, struct error *err) {
+    c->background = background_create(loop);
+    if (c->background == NULL) {
+        return error_set(err, STATUS_EXHAUSTED, "no memory for helper threads");
+    }
     struct stats_config stats = {
         .model = c->names[0],
         .version = VERSION_NUMBER,
@@ -586,6 +592,7 @@ static enum status create_api(struct controller *c, struct error *err) {
     config.metrics = on_metrics;
     config.access = on_access;
     config.stats = c->stats;
+    config.background = c->background;
     config.version = VERSION_NUMBER;
     config.commit = VERSION_COMMIT;
     config.server_header = config_bool(c->config, OPTION_SERVER_HEADER);
@@ -670,7 +677,7 @@ enum status controller_create(const struct config *config, struct uv_loop_s *loo
         status = create_core(c, err);
     }
     if (status == STATUS_OK) {
-        status = create_api(c, err);
+        status = create_api(c, loop, err);
     }
     if (status == STATUS_OK) {
         status = open_server(c, loop, err);
@@ -697,6 +704,7 @@ void controller_destroy(struct controller *c) {
     // The server first: whoever still waits is told, and that may reach the core and the link.
     http_server_destroy(c->server);
     http_server_destroy(c->admin_server);
+    background_destroy(c->background);
     admin_destroy(c->admin);
     worker_link_close(c->link);
     if (c->run_dir[0] != '\0') {

@@ -4,11 +4,10 @@
 #include "common/bounds.h"
 #include "common/clock.h"
 #include "common/invariant.h"
-#include "common/json.h"
 #include "common/memory.h"
 #include "common/version.h"
 #include "controller/http/api_call.h"
-#include "controller/http/api_internal.h"
+#include "controller/http/api_reading.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -217,46 +216,6 @@ void api_answer_failure(struct api_visit *visit, const struct api_failure *failu
     answer(visit, &response, api_code_name(failure->code));
 }
 
-struct json_doc *api_parse_body(const struct api_visit *visit, struct api_failure *failure) {
-    const struct http_exchange *exchange = visit->exchange;
-    if (exchange->body_bytes == 0) {
-        api_fail(failure, API_CODE_INVALID_JSON, NULL, "The request has no body; send JSON.");
-        return NULL;
-    }
-    struct json_doc *doc = NULL;
-    struct error err = {0};
-    enum status status = json_parse(exchange->body, exchange->body_bytes, &doc, &err);
-    if (status == STATUS_EXHAUSTED) {
-        api_fail(failure, API_CODE_UNAVAILABLE, NULL, "There is no memory for this request.");
-        return NULL;
-    }
-    if (status != STATUS_OK) {
-        // Where, not what: the parser's own words may quote the text.
-        const char *near = strstr(err.message, ", column");
-        int line = 0;
-        bool placed = near != NULL && sscanf(err.message, "not valid JSON at line %d", &line) == 1;
-        bool large = near != NULL && sscanf(err.message, "a number at line %d", &line) == 1;
-        if (large) {
-            api_fail(failure, API_CODE_INVALID_VALUE, NULL,
-                     "A number in the request body (line %d) is beyond 64 bits with a sign.", line);
-        } else if (placed) {
-            api_fail(failure, API_CODE_INVALID_JSON, NULL,
-                     "The request body is not valid JSON (line %d).", line);
-        } else {
-            api_fail(failure, API_CODE_INVALID_JSON, NULL,
-                     "The request body is not valid JSON or nested deeper than %u levels.",
-                     BOUND_JSON_DEPTH);
-        }
-        return NULL;
-    }
-    if (json_kind(json_root(doc)) != JSON_KIND_OBJECT) {
-        json_destroy(doc);
-        api_fail(failure, API_CODE_INVALID_TYPE, NULL, "The request body must be a JSON object.");
-        return NULL;
-    }
-    return doc;
-}
-
 // ---- arrivals ----------------------------------------------------------------------------------
 
 static void begin_visit(struct api_visit *visit, struct api *api, struct http_exchange *exchange,
@@ -395,6 +354,8 @@ static void on_gone(void *ctx, struct http_exchange *exchange, enum http_gone_re
     if (call != NULL) {
         api_call_gone(call, reason, now_us);
         api_turn_end(ctx, now_us);
+    } else {
+        api_read_gone(ctx, exchange, reason, now_us);
     }
 }
 
@@ -404,6 +365,10 @@ static void on_alarm(void *ctx, struct http_exchange *exchange, uint64_t now_us)
         api_call_alarm(call, now_us);
         api_turn_end(ctx, now_us);
     }
+}
+
+const char *api_gone_name(enum http_gone_reason reason) {
+    return reason == HTTP_GONE_REASON_SLOW ? "slow_client" : "client_abort";
 }
 
 struct http_handler api_handler(struct api *api) {
@@ -439,6 +404,8 @@ enum status api_create(const struct api_config *config, struct api **out, struct
         return error_set(err, STATUS_EXHAUSTED, "no memory for the API");
     }
     api->config = *config;
+    api->facts.logprobs_max = config->logprobs_max;
+    api->facts.any_model_name = config->any_model_name;
     rng_init(&api->ids, config->id_seed);
     rng_init(&api->seeds, config->seed);
     buf_init(&api->body, BOUND_HTTP_RESPONSE_BYTES);
@@ -455,6 +422,7 @@ void api_destroy(struct api *api) {
     if (api == NULL) {
         return;
     }
+    INVARIANT(api->readings == NULL);
     while (api->calls != NULL) {
         api->calls->dirty = false;
         api_call_destroy(api->calls);

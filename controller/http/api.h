@@ -37,6 +37,7 @@
 //   Fails      create: EXHAUSTED. A request's failure is an answer.
 
 struct api;
+struct background;
 struct chat_template;
 struct tokenizer;
 
@@ -73,7 +74,8 @@ struct api_config {
     void (*metrics)(void *ctx, enum metric_format format, struct buf *out);
     void (*access)(void *ctx, const struct api_access *access);    // may be NULL
 
-    struct stats *stats;    // may be NULL
+    struct stats *stats;              // may be NULL
+    struct background *background;    // reads large bodies; NULL: the loop does
     struct api_gate gate;
     const char *version, *commit;
     bool server_header;
@@ -96,7 +98,8 @@ void api_defaults(struct api_config *config);    // times, limits and names; no 
 // Copies `config`, not what it points to.
 enum status api_create(const struct api_config *config, struct api **out,
                        struct error *err) MUST_USE;
-// Drops calls without a word; exchanges must be gone.
+// Drops calls without a word; exchanges must be gone, and with them whatever `background` was
+// given.
 void api_destroy(struct api *api);
 
 // For http_server_config.handler.

@@ -4,6 +4,7 @@
 #include "common/bounds.h"
 #include "common/clock.h"
 #include "common/invariant.h"
+#include "common/log.h"
 #include "common/memory.h"
 #include "controller/core/prefix_index.h"
 #include <stdio.h>
@@ -211,7 +212,7 @@ void api_call_destroy(struct api_call *call) {
 static bool judge_length(const struct api_call *call, const struct api_params *params,
                          size_t token_count, uint32_t *output_max, struct api_failure *failure) {
     struct api *api = call->visit.api;
-    uint32_t context = api->context_tokens;
+    uint32_t context = api->facts.context_tokens;
     const char *param = call->kind == API_CALL_KIND_CHAT ? "messages" : "prompt";
     if (token_count + 1 > context) {
         failure->prompt_tokens = token_count > UINT32_MAX ? UINT32_MAX : (uint32_t)token_count;
@@ -262,7 +263,7 @@ static bool set_tokens(struct api_choice *choice, const uint32_t *tokens, size_t
 static bool judge_ids(const struct api *api, const uint32_t *tokens, size_t token_count,
                       const char *param, struct api_failure *failure) {
     for (size_t i = 0; i < token_count; i++) {
-        if (tokens[i] >= api->vocabulary) {
+        if (tokens[i] >= api->facts.vocabulary) {
             return api_fail(failure, API_CODE_INVALID_VALUE, param,
                             "'%s' holds token %u, which this model does not have.", param,
                             tokens[i]);
@@ -279,8 +280,8 @@ bool api_call_set_prompt(struct api_call *call, const struct api_params *params,
     if (token_count == 0) {
         return api_fail(failure, API_CODE_INVALID_VALUE, param, "'%s' has no tokens.", param);
     }
-    size_t keep =
-        params->truncate_tokens == UINT32_MAX ? api->context_tokens - 1 : params->truncate_tokens;
+    size_t keep = params->truncate_tokens == UINT32_MAX ? api->facts.context_tokens - 1
+                                                        : params->truncate_tokens;
     if (keep > 0 && token_count > keep) {
         tokens += token_count - keep;
         token_count = keep;
@@ -400,22 +401,42 @@ void api_call_submit(struct api_call *call) {
     }
 }
 
-void api_generate(struct api_visit *visit, api_prepare_fn prepare) {
-    struct api_failure failure = {0};
-    struct api_call *call = NULL;
-    struct json_doc *doc = NULL;
-    if (api_can_serve(visit->api, &failure)) {
-        doc = api_parse_body(visit, &failure);
+static bool set_prompts(struct api_call *call, const struct api_reading *reading,
+                        struct api_failure *failure) {
+    const struct api_params *params = &reading->params;
+    size_t start = 0;
+    for (uint32_t i = 0; i < reading->prompt_count; i++) {
+        const struct api_prompt *prompt = &reading->prompts[i];
+        if (!api_call_set_prompt(call, params, i, reading->tokens.ids + start,
+                                 prompt->token_end - start, failure)) {
+            return false;
+        }
+        for (uint32_t k = 0; params->echo && k < params->choice_count; k++) {
+            api_text_echo(&call->choices[i * params->choice_count + k], prompt->bos_added);
+        }
+        start = prompt->token_end;
     }
-    if (doc != NULL) {
-        call = prepare(visit, json_root(doc), &failure);
-        json_destroy(doc);
+    return true;
+}
+
+void api_call_start(struct api_visit *visit, enum api_call_kind kind, struct api_reading *reading) {
+    struct api *api = visit->api;
+    struct api_failure failure = {0};
+    if (reading->params.ignored != NULL && !api->warned_of_ignored) {
+        api->warned_of_ignored = true;
+        log_warn("http", "a sampler field without effect here was ignored field=%s",
+                 reading->params.ignored);
+    }
+    const struct api_call_spec spec = {kind, &reading->params, reading->prompt_count};
+    struct api_call *call = api_call_create(visit, &spec, &failure);
+    if (call != NULL && set_prompts(call, reading, &failure)) {
+        api_call_submit(call);
+        return;
     }
     if (call != NULL) {
-        api_call_submit(call);
-    } else {
-        api_answer_failure(visit, &failure);
+        api_call_destroy(call);
     }
+    api_answer_failure(visit, &failure);
 }
 
 // ---- ends --------------------------------------------------------------------------------------
@@ -444,7 +465,7 @@ void api_call_let_go(struct api_call *call) {
 void api_call_log(struct api_call *call, int status, const char *finish) {
     struct api_access access = {.status = status,
                                 .finish = finish,
-                                .model = call->visit.api->model->names[0],
+                                .model = call->visit.api->facts.model->names[0],
                                 .prompt_tokens = (uint32_t)call->prompt_tokens};
     for (uint32_t i = 0; i < call->choice_count; i++) {
         const struct api_choice *choice = &call->choices[i];
@@ -495,7 +516,7 @@ void api_call_fail(struct api_call *call, const struct api_failure *failure) {
 void api_call_gone(struct api_call *call, enum http_gone_reason reason, uint64_t now_us) {
     call->visit.now_us = now_us;
     call->visit.probe = call->kind == API_CALL_KIND_CANARY;
-    api_call_log(call, 499, reason == HTTP_GONE_REASON_SLOW ? "slow_client" : "client_abort");
+    api_call_log(call, 499, api_gone_name(reason));
     call->cancel_wanted = true;
     api_call_let_go(call);
 }

@@ -4,7 +4,7 @@
 
 #include "controller/http/api_internal.h"
 #include "controller/http/api_params.h"
-#include "controller/text/bpe.h"
+#include "controller/http/api_reading.h"
 #include "controller/text/detokenizer.h"
 
 // One generating request: its sequences, their text so far, and its way to an answer.
@@ -95,11 +95,8 @@ bool api_call_set_prompt(struct api_call *call, const struct api_params *params,
                          struct api_failure *failure);
 // Hands every choice to the core, or answers at once where nothing is to be computed.
 void api_call_submit(struct api_call *call);
-// Everything up to the submit for one body; NULL with the failure filled.
-typedef struct api_call *(*api_prepare_fn)(struct api_visit *visit, const struct json *body,
-                                           struct api_failure *failure);
-// A generating route: parses the body, prepares and submits, or answers the failure.
-void api_generate(struct api_visit *visit, api_prepare_fn prepare);
+// Makes a call of what was read and submits it, or answers the failure.
+void api_call_start(struct api_visit *visit, enum api_call_kind kind, struct api_reading *reading);
 // Before submit, or from api_destroy: forgets everything.
 void api_call_destroy(struct api_call *call);
 
@@ -143,21 +140,5 @@ void api_render_events(struct api_call *call);
 // Builds and sends the whole answer.
 void api_render_body(struct api_call *call);
 void api_canary_answer(struct api_call *call, const char *skipped);    // `skipped`: why, or NULL
-
-// ---- texts and ids (api_tokenize.c, api_chat.c) ------------------------------------------------
-
-void api_params_rules(const struct api *api, enum api_endpoint endpoint,
-                      struct api_params_rules *out);
-void api_warn_of_ignored(struct api *api, const struct api_params *params);
-size_t api_encode_tokens_max(const struct api *api);
-// Appends the tokens of `text`; `param` is named when it is too long.
-bool api_encode(const struct api *api, struct http_span text, bool add_special, const char *param,
-                struct token_list *tokens, struct api_failure *failure);
-// Appends the ids of a JSON list, each below the vocabulary.
-bool api_take_ids(const struct api *api, const struct json *list, const char *param,
-                  struct token_list *tokens, struct api_failure *failure);
-// Renders the messages of a body with the model's template.
-bool api_render_chat(struct api *api, const struct json *body, struct buf *out,
-                     struct api_failure *failure);
 
 #endif

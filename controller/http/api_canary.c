@@ -23,11 +23,11 @@ void api_canary_answer(struct api_call *call, const char *skipped) {
 static uint32_t canary_token(const struct api *api) {
     uint32_t token = 0;
     uint32_t eos_count = 0;
-    const uint32_t *eos = tokenizer_eos(api->model->tokenizer, &eos_count);
-    if (!tokenizer_bos(api->model->tokenizer, &token) && eos_count > 0) {
+    const uint32_t *eos = tokenizer_eos(api->facts.model->tokenizer, &eos_count);
+    if (!tokenizer_bos(api->facts.model->tokenizer, &token) && eos_count > 0) {
         token = eos[0];
     }
-    return token < api->vocabulary ? token : 0;
+    return token < api->facts.vocabulary ? token : 0;
 }
 
 void api_step_health(struct api_visit *visit) {

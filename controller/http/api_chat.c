@@ -7,7 +7,6 @@
 #include "common/clock.h"
 #include "controller/text/chat_template.h"
 #include <stdio.h>
-#include <string.h>
 
 enum { PATH_BYTES = 64, VARIABLES_BYTES_MAX = 1024 * 1024 };
 
@@ -149,10 +148,10 @@ static bool choose_end(const struct json *body, struct chat_template_input *inpu
                     "'continue_final_message' and 'add_generation_prompt' exclude each other.");
 }
 
-static bool render(const struct api *api, const struct chat_template_input *input, struct buf *out,
-                   struct api_failure *failure) {
+static bool render(const struct api_facts *facts, const struct chat_template_input *input,
+                   struct buf *out, struct api_failure *failure) {
     struct error err = {0};
-    enum status status = chat_template_render(api->model->chat_template, input, out, &err);
+    enum status status = chat_template_render(facts->model->chat_template, input, out, &err);
     if (status == STATUS_OK) {
         return true;
     }
@@ -161,12 +160,12 @@ static bool render(const struct api *api, const struct chat_template_input *inpu
     return api_fail(failure, code, "messages", "%s", err.message);
 }
 
-bool api_render_chat(struct api *api, const struct json *body, struct buf *out,
+bool api_render_chat(const struct api_facts *facts, const struct json *body, struct buf *out,
                      struct api_failure *failure) {
     const struct json *kwargs = json_get(body, "chat_template_kwargs");
     struct http_span effort;
     struct json_doc *merged = NULL;
-    if (api->model->chat_template == NULL) {
+    if (facts->model->chat_template == NULL) {
         return api_fail(failure, API_CODE_UNSUPPORTED_VALUE, "messages",
                         "This model has no chat template; use /v1/completions.");
     }
@@ -177,8 +176,8 @@ bool api_render_chat(struct api *api, const struct json *body, struct buf *out,
     struct chat_template_input input = {
         .messages = json_get(body, "messages"),
         .kwargs = json_absent(kwargs) ? NULL : kwargs,
-        .bos_token = api->bos_text[0] != '\0' ? api->bos_text : NULL,
-        .eos_token = api->eos_text[0] != '\0' ? api->eos_text : NULL,
+        .bos_token = facts->bos_text[0] != '\0' ? facts->bos_text : NULL,
+        .eos_token = facts->eos_text[0] != '\0' ? facts->eos_text : NULL,
         .now_unix_s = (int64_t)clock_unix_s()};
     bool fine = check_messages(body, failure) && choose_end(body, &input, failure) &&
                 api_field_text(body, "reasoning_effort", &effort, failure);
@@ -186,49 +185,33 @@ bool api_render_chat(struct api *api, const struct json *body, struct buf *out,
         fine = merge_effort(kwargs, effort, &merged, failure);
         input.kwargs = fine ? json_root(merged) : NULL;
     }
-    fine = fine && render(api, &input, out, failure);
+    fine = fine && render(facts, &input, out, failure);
     json_destroy(merged);
     return fine;
 }
 
 // ---- the route ---------------------------------------------------------------------------------
 
-static bool set_prompt(struct api_call *call, const struct json *body,
-                       const struct api_params *params, struct api_failure *failure) {
-    struct api *api = call->visit.api;
+static bool read_chat(struct api_reading *reading, const struct json *body) {
+    struct api_failure *failure = &reading->failure;
+    struct api_params_rules rules;
     struct buf rendered;
-    struct token_list tokens;
+    api_params_rules(reading->facts, API_ENDPOINT_CHAT, &rules);
     buf_init(&rendered, BOUND_TEMPLATE_OUTPUT_BYTES);
-    token_list_init(&tokens, api_encode_tokens_max(api));
-    bool fine = api_render_chat(api, body, &rendered, failure);
+    bool fine = api_reading_prompts(reading, 1) && api_check_model(reading->facts, body, failure) &&
+                api_params_parse(body, &rules, &reading->params, failure) &&
+                api_render_chat(reading->facts, body, &rendered, failure);
     struct http_span text = {buf_cstr(&rendered), rendered.bytes_used};
-    fine = fine && api_encode(api, text, params->add_special, "messages", &tokens, failure) &&
-           api_call_set_prompt(call, params, 0, tokens.ids, tokens.count, failure);
-    token_list_deinit(&tokens);
+    fine = fine && api_reading_text(reading, text, reading->params.add_special, "messages");
     buf_deinit(&rendered);
     return fine;
 }
 
-static struct api_call *prepare(struct api_visit *visit, const struct json *body,
-                                struct api_failure *failure) {
-    struct api *api = visit->api;
-    struct api_params_rules rules;
-    struct api_params params = {0};
-    struct api_call *call = NULL;
-    api_params_rules(api, API_ENDPOINT_CHAT, &rules);
-    if (api_check_model(api, body, failure) && api_params_parse(body, &rules, &params, failure)) {
-        api_warn_of_ignored(api, &params);
-        const struct api_call_spec spec = {API_CALL_KIND_CHAT, &params, 1};
-        call = api_call_create(visit, &spec, failure);
-        if (call != NULL && !set_prompt(call, body, &params, failure)) {
-            api_call_destroy(call);
-            call = NULL;
-        }
-    }
-    api_params_deinit(&params);
-    return call;
+static void finish(struct api_visit *visit, struct api_reading *reading) {
+    api_call_start(visit, API_CALL_KIND_CHAT, reading);
 }
 
 void api_chat_completions(struct api_visit *visit) {
-    api_generate(visit, prepare);
+    static const struct api_reader reader = {api_can_serve, read_chat, finish};
+    api_read(visit, &reader);
 }

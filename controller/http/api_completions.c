@@ -3,8 +3,6 @@
 #include "controller/http/api_call.h"
 
 #include "common/bounds.h"
-#include "controller/text/tokenizer.h"
-#include <string.h>
 
 static bool fail_type(struct api_failure *failure) {
     return api_fail(failure, API_CODE_INVALID_TYPE, "prompt",
@@ -12,26 +10,23 @@ static bool fail_type(struct api_failure *failure) {
                     "of lists of token ids, none of them empty.");
 }
 
-static bool encode_text(const struct api *api, const struct json *value, bool add_special,
-                        struct token_list *tokens, struct api_failure *failure) {
-    size_t byte_count = 0;
-    const char *text = json_text(value, &byte_count);
-    if (text == NULL) {
-        return fail_type(failure);
+static bool read_text(struct api_reading *reading, const struct json *value) {
+    struct http_span text;
+    text.text = json_text(value, &text.byte_count);
+    if (text.text == NULL) {
+        return fail_type(&reading->failure);
     }
-    if (byte_count == 0) {
-        return api_fail(failure, API_CODE_INVALID_VALUE, "prompt", "'prompt' is empty.");
+    if (text.byte_count == 0) {
+        return api_fail(&reading->failure, API_CODE_INVALID_VALUE, "prompt", "'prompt' is empty.");
     }
-    return api_encode(api, (struct http_span){text, byte_count}, add_special, "prompt", tokens,
-                      failure);
+    return api_reading_text(reading, text, reading->params.add_special, "prompt");
 }
 
-static bool take_ids(const struct api *api, const struct json *list, struct token_list *tokens,
-                     struct api_failure *failure) {
+static bool read_ids(struct api_reading *reading, const struct json *list) {
     if (json_count(list) == 0) {
-        return api_fail(failure, API_CODE_INVALID_VALUE, "prompt", "'prompt' is empty.");
+        return api_fail(&reading->failure, API_CODE_INVALID_VALUE, "prompt", "'prompt' is empty.");
     }
-    return api_take_ids(api, list, "prompt", tokens, failure);
+    return api_reading_ids(reading, list, "prompt");
 }
 
 // The prompts of a body: what each element is depends on the first one.
@@ -69,52 +64,32 @@ static bool find_prompts(const struct json *body, struct prompts *out,
     return true;
 }
 
-static bool set_prompts(struct api_call *call, const struct prompts *prompts,
-                        const struct api_params *params, struct api_failure *failure) {
-    struct api *api = call->visit.api;
-    struct token_list tokens;
-    token_list_init(&tokens, api_encode_tokens_max(api));
-    bool fine = true;
+static bool read_prompts(struct api_reading *reading, const struct prompts *prompts) {
+    bool fine = api_reading_prompts(reading, prompts->count);
     for (uint32_t i = 0; fine && i < prompts->count; i++) {
         const struct json *value = prompts->single ? prompts->value : json_at(prompts->value, i);
-        bool ids = json_kind(value) == JSON_KIND_ARRAY;
-        tokens.count = 0;
-        fine = ids ? take_ids(api, value, &tokens, failure)
-                   : encode_text(api, value, params->add_special, &tokens, failure);
-        fine = fine && api_call_set_prompt(call, params, i, tokens.ids, tokens.count, failure);
-        for (uint32_t k = 0; fine && params->echo && k < params->choice_count; k++) {
-            bool bos_added =
-                !ids && params->add_special && tokenizer_adds_bos(api->model->tokenizer);
-            api_text_echo(&call->choices[i * params->choice_count + k], bos_added);
-        }
+        fine = json_kind(value) == JSON_KIND_ARRAY ? read_ids(reading, value)
+                                                   : read_text(reading, value);
     }
-    token_list_deinit(&tokens);
     return fine;
 }
 
-// Everything up to the submit; NULL with the failure filled.
-static struct api_call *prepare(struct api_visit *visit, const struct json *body,
-                                struct api_failure *failure) {
-    struct api *api = visit->api;
+static bool read_completion(struct api_reading *reading, const struct json *body) {
+    struct api_failure *failure = &reading->failure;
     struct api_params_rules rules;
-    struct api_params params = {0};
     struct prompts prompts;
-    struct api_call *call = NULL;
-    api_params_rules(api, API_ENDPOINT_COMPLETIONS, &rules);
-    if (api_check_model(api, body, failure) && find_prompts(body, &prompts, failure) &&
-        api_params_parse(body, &rules, &params, failure)) {
-        api_warn_of_ignored(api, &params);
-        const struct api_call_spec spec = {API_CALL_KIND_COMPLETION, &params, prompts.count};
-        call = api_call_create(visit, &spec, failure);
-        if (call != NULL && !set_prompts(call, &prompts, &params, failure)) {
-            api_call_destroy(call);
-            call = NULL;
-        }
-    }
-    api_params_deinit(&params);
-    return call;
+    api_params_rules(reading->facts, API_ENDPOINT_COMPLETIONS, &rules);
+    return api_check_model(reading->facts, body, failure) &&
+           find_prompts(body, &prompts, failure) &&
+           api_params_parse(body, &rules, &reading->params, failure) &&
+           read_prompts(reading, &prompts);
+}
+
+static void finish(struct api_visit *visit, struct api_reading *reading) {
+    api_call_start(visit, API_CALL_KIND_COMPLETION, reading);
 }
 
 void api_completions(struct api_visit *visit) {
-    api_generate(visit, prepare);
+    static const struct api_reader reader = {api_can_serve, read_completion, finish};
+    api_read(visit, &reader);
 }

@@ -33,14 +33,14 @@ void api_set_model(struct api *api, const struct api_model *model) {
     uint32_t bos = 0;
     uint32_t eos_count = 0;
     const uint32_t *eos = tokenizer_eos(model->tokenizer, &eos_count);
-    api->model = model;
-    api->bos_text[0] = '\0';
-    api->eos_text[0] = '\0';
+    api->facts.model = model;
+    api->facts.bos_text[0] = '\0';
+    api->facts.eos_text[0] = '\0';
     if (tokenizer_bos(model->tokenizer, &bos)) {
-        copy_token_text(model->tokenizer, bos, api->bos_text);
+        copy_token_text(model->tokenizer, bos, api->facts.bos_text);
     }
     if (eos_count > 0) {
-        copy_token_text(model->tokenizer, eos[0], api->eos_text);
+        copy_token_text(model->tokenizer, eos[0], api->facts.eos_text);
     }
 }
 
@@ -55,8 +55,8 @@ void api_on_capacity(struct api *api, const struct message_capacity *capacity) {
     // A pool that was made smaller may hold less than the longest sequence.
     uint64_t pool = (uint64_t)capacity->kv_blocks * capacity->block_tokens;
     uint32_t longest = capacity->envelope.seq_tokens;
-    api->context_tokens = pool < longest ? (uint32_t)pool : longest;
-    api->vocabulary = capacity->vocabulary;
+    api->facts.context_tokens = pool < longest ? (uint32_t)pool : longest;
+    api->facts.vocabulary = capacity->vocabulary;
     if (api->state != API_STATE_FAILED) {
         api->state = API_STATE_READY;
     }
@@ -110,7 +110,7 @@ bool api_can_serve(const struct api *api, struct api_failure *failure) {
         failure->retry_after_ms = DRAINING_RETRY_MS;
         return false;
     }
-    if (api->state == API_STATE_STARTING || api->model == NULL) {
+    if (api->state == API_STATE_STARTING || api->facts.model == NULL) {
         return fail_loading(api, failure);
     }
     return true;
@@ -214,9 +214,9 @@ void api_ready(struct api_visit *visit) {
     buf_append_str(body, ready ? "{\"ready\":true,\"state\":" : "{\"ready\":false,\"state\":");
     json_write_string(body, state_name(api), strlen(state_name(api)));
     buf_append_str(body, ",\"models\":[");
-    for (uint32_t i = 0; api->model != NULL && i < api->model->name_count; i++) {
+    for (uint32_t i = 0; api->facts.model != NULL && i < api->facts.model->name_count; i++) {
         buf_append_str(body, i > 0 ? "," : "");
-        write_model_progress(api, api->model->names[i], body);
+        write_model_progress(api, api->facts.model->names[i], body);
     }
     buf_append_str(body, "]}");
     api_answer_json(visit, ready ? 200 : 503, body);

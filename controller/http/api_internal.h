@@ -40,6 +40,16 @@ struct api_visit {
 
 #define API_SLOT_NONE UINT32_MAX
 
+// What a body is read against. Constant while one is read, on whatever thread.
+struct api_facts {
+    const struct api_model *model;                                          // NULL: none is set yet
+    char bos_text[API_TOKEN_TEXT_BYTES], eos_text[API_TOKEN_TEXT_BYTES];    // "" for none
+    uint32_t context_tokens;    // of the last capacity; 0 before the first
+    uint32_t vocabulary;
+    uint32_t logprobs_max;
+    bool any_model_name;
+};
+
 struct api_progress {
     char phase[32];
     uint64_t bytes_done, bytes_total, bytes_per_s;
@@ -47,6 +57,7 @@ struct api_progress {
 
 struct api_call;
 struct api_choice;
+struct api_later;
 
 struct api_slot {
     struct api_choice *choice;
@@ -56,15 +67,12 @@ struct api_slot {
 
 struct api {
     struct api_config config;
-    const struct api_model *model;
-    char bos_text[API_TOKEN_TEXT_BYTES], eos_text[API_TOKEN_TEXT_BYTES];    // "" for none
+    struct api_facts facts;
 
     enum api_state state;
     bool draining, overdue;
     char failed_reason[256];
     struct api_progress progress;
-    uint32_t context_tokens;    // of the last capacity; 0 before the first
-    uint32_t vocabulary;
     char fingerprint[64];    // system_fingerprint
 
     struct rng ids, seeds;
@@ -73,7 +81,8 @@ struct api {
     uint32_t slot_count, slot_free;
     uint64_t prompt_tokens_held;    // of all token arrays
 
-    struct api_call *calls;    // newest first
+    struct api_later *readings;    // bodies that helper threads read, newest first
+    struct api_call *calls;        // newest first
     uint32_t open_calls, live_sequences;
     struct api_call *dirty;    // calls that api_turn_end must look at, in order
     struct api_call **dirty_end;
@@ -93,11 +102,10 @@ void api_answer_json(struct api_visit *visit, int status, const struct buf *body
 void api_answer_failure(struct api_visit *visit, const struct api_failure *failure);
 // The header lines every answer carries, into api->fields.
 void api_begin_fields(const struct api_visit *visit);
-// Parses the body as a JSON object; NULL with the failure filled. Destroy the document.
-struct json_doc *api_parse_body(const struct api_visit *visit, struct api_failure *failure);
 // Fills a random request id.
 void api_make_id(struct api *api, char out[API_REQUEST_ID_BYTES]);
 void api_log_access(struct api_visit *visit, struct api_access *access);
+const char *api_gone_name(enum http_gone_reason reason);    // for the log
 
 // ---- routes ------------------------------------------------------------------------------------
 
@@ -116,7 +124,5 @@ void api_metrics(struct api_visit *visit);
 
 // False with the failure filled while no answer can come out (api_health.c).
 bool api_can_serve(const struct api *api, struct api_failure *failure);
-// Judges `model` of a body: absent and empty are fine (api_models.c).
-bool api_check_model(const struct api *api, const struct json *body, struct api_failure *failure);
 
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The list of models, and the names that requests may use.
-#include "controller/http/api_internal.h"
+#include "controller/http/api_reading.h"
 
 #include "common/json.h"
 #include <stdio.h>
@@ -8,10 +8,10 @@
 
 enum { NAME_SHOWN_BYTES = 64 };
 
-static bool is_served(const struct api *api, const char *name, size_t byte_count) {
+static bool is_served(const struct api_facts *facts, const char *name, size_t byte_count) {
     struct http_span span = {name, byte_count};
-    for (uint32_t i = 0; i < api->model->name_count; i++) {
-        if (http_span_is(span, api->model->names[i])) {
+    for (uint32_t i = 0; i < facts->model->name_count; i++) {
+        if (http_span_is(span, facts->model->names[i])) {
             return true;
         }
     }
@@ -25,13 +25,14 @@ static bool fail_unknown(const char *name, size_t byte_count, struct api_failure
                     shown, name);
 }
 
-bool api_check_model(const struct api *api, const struct json *body, struct api_failure *failure) {
+bool api_check_model(const struct api_facts *facts, const struct json *body,
+                     struct api_failure *failure) {
     struct http_span name;
     if (!api_field_text(body, "model", &name, failure)) {
         return false;
     }
-    if (name.byte_count == 0 || api->config.any_model_name ||
-        is_served(api, name.text, name.byte_count)) {
+    if (name.byte_count == 0 || facts->any_model_name ||
+        is_served(facts, name.text, name.byte_count)) {
         return true;
     }
     return fail_unknown(name.text, name.byte_count, failure);
@@ -41,17 +42,17 @@ static void write_model(const struct api *api, const char *name, struct buf *out
     buf_append_str(out, "{\"id\":");
     json_write_string(out, name, strlen(name));
     buf_append_str(out, ",\"object\":\"model\",\"created\":");
-    buf_append_u64(out, api->model->created_unix_s);
+    buf_append_u64(out, api->facts.model->created_unix_s);
     buf_append_str(out, ",\"owned_by\":\"tare\",\"root\":");
-    json_write_string(out, api->model->names[0], strlen(api->model->names[0]));
+    json_write_string(out, api->facts.model->names[0], strlen(api->facts.model->names[0]));
     buf_append_str(out, ",\"parent\":null,\"permission\":[],\"max_model_len\":");
-    buf_append_u64(out, api->context_tokens);
+    buf_append_u64(out, api->facts.context_tokens);
     buf_append_str(out, "}");
 }
 
 // Before the first capacity nobody can use a model, and an empty list would look like an answer.
 static bool models_known(const struct api *api, struct api_failure *failure) {
-    if (api->state == API_STATE_STARTING || api->model == NULL) {
+    if (api->state == API_STATE_STARTING || api->facts.model == NULL) {
         return api_can_serve(api, failure) ||
                api_fail(failure, API_CODE_MODEL_LOADING, NULL, "The model is loading.");
     }
@@ -68,9 +69,9 @@ void api_models(struct api_visit *visit) {
     struct buf *body = &api->body;
     buf_reset(body);
     buf_append_str(body, "{\"object\":\"list\",\"data\":[");
-    for (uint32_t i = 0; i < api->model->name_count; i++) {
+    for (uint32_t i = 0; i < api->facts.model->name_count; i++) {
         buf_append_str(body, i > 0 ? "," : "");
-        write_model(api, api->model->names[i], body);
+        write_model(api, api->facts.model->names[i], body);
     }
     buf_append_str(body, "]}");
     api_answer_json(visit, 200, body);
@@ -120,10 +121,10 @@ void api_model(struct api_visit *visit) {
     buf_reset(body);
     unescape(id, body);
     const char *name = NULL;
-    for (uint32_t i = 0; i < api->model->name_count; i++) {
+    for (uint32_t i = 0; i < api->facts.model->name_count; i++) {
         struct http_span wanted = {buf_cstr(body), body->bytes_used};
-        if (http_span_is(wanted, api->model->names[i])) {
-            name = api->model->names[i];
+        if (http_span_is(wanted, api->facts.model->names[i])) {
+            name = api->facts.model->names[i];
         }
     }
     if (name == NULL) {

@@ -23,7 +23,7 @@ static void write_head(const struct api_call *call, const char *object, struct b
     buf_append_str(out, ",\"created\":");
     buf_append_u64(out, call->created_unix_s);
     buf_append_str(out, ",\"model\":");
-    write_text(out, api->model->names[0]);
+    write_text(out, api->facts.model->names[0]);
     buf_append_str(out, ",\"system_fingerprint\":");
     write_text(out, api->fingerprint);
     buf_append_str(out, ",\"choices\":[");
@@ -55,7 +55,7 @@ static void write_call_usage(const struct api_call *call, struct buf *out) {
 
 static void write_logprobs(const struct api_choice *choice, size_t byte_count, struct buf *out) {
     const struct api_call *call = choice->call;
-    const struct tokenizer *tokenizer = call->visit.api->model->tokenizer;
+    const struct tokenizer *tokenizer = call->visit.api->facts.model->tokenizer;
     buf_append_str(out, ",\"logprobs\":");
     if (!call->sampling.want_logprobs || byte_count == 0) {
         buf_append_str(out, "null");

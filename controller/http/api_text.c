@@ -7,7 +7,7 @@
 #include "controller/text/tokenizer.h"
 
 static const struct tokenizer *tokenizer_of(const struct api_choice *choice) {
-    return choice->call->visit.api->model->tokenizer;
+    return choice->call->visit.api->facts.model->tokenizer;
 }
 
 // Advances the position by visible bytes; characters are counted by their first byte.

@@ -272,6 +272,7 @@ static void request_arrived(struct connection *connection, uint64_t now_us) {
     struct http_exchange *exchange = &connection->exchange;
     exchange->body = (const char *)connection->parser.body.data;
     exchange->body_bytes = connection->parser.body.bytes_used;
+    exchange->body_owner = &connection->parser.body;
     connection->state = CONNECTION_STATE_ANSWERING;
     server->config.handler.on_request(server->config.handler.ctx, exchange, now_us);
 }

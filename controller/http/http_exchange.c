@@ -78,6 +78,7 @@ void http_exchange_begin(struct http_exchange *exchange, const struct http_reque
     exchange->request = request;
     exchange->body = NULL;
     exchange->body_bytes = 0;
+    exchange->body_owner = NULL;
     exchange->arrived_us = arrived_us;
     exchange->user = NULL;
     exchange->alarm_us = 0;
@@ -93,6 +94,20 @@ void http_exchange_begin(struct http_exchange *exchange, const struct http_reque
         buf_init(&exchange->out, BOUND_HTTP_RESPONSE_BYTES);
     }
     buf_reset(&exchange->out);
+}
+
+bool http_exchange_take_body(struct http_exchange *exchange, struct buf *out) {
+    if (exchange->body_owner != NULL) {
+        *out = *exchange->body_owner;
+        buf_init(exchange->body_owner, out->bytes_max);
+        exchange->body_owner = NULL;
+    } else {
+        buf_init(out, exchange->body_bytes);
+        buf_append(out, exchange->body, exchange->body_bytes);
+    }
+    exchange->body = NULL;
+    exchange->body_bytes = 0;
+    return buf_status(out) == STATUS_OK;
 }
 
 bool http_exchange_live(const struct http_exchange *exchange) {

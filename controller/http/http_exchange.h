@@ -50,9 +50,10 @@ struct http_exchange {
     const struct http_request *request;    // NULL when the head itself was refused
     const char *body;
     size_t body_bytes;
-    uint64_t arrived_us;    // when the first byte of the request was read
-    void *user;             // the API's own
-    uint64_t alarm_us;      // the server calls back once this moment has passed; 0 = never
+    struct buf *body_owner;    // holds `body`; NULL: nobody who would give it away
+    uint64_t arrived_us;       // when the first byte of the request was read
+    void *user;                // the API's own
+    uint64_t alarm_us;         // the server calls back once this moment has passed; 0 = never
 
     enum http_exchange_phase phase;
     int status;          // of the answer; 0 while open
@@ -90,6 +91,10 @@ void http_exchange_stream(struct http_exchange *exchange, const struct http_resp
 struct buf *http_exchange_payload(struct http_exchange *exchange);
 void http_exchange_end(struct http_exchange *exchange);      // STREAMING only
 void http_exchange_break(struct http_exchange *exchange);    // OPEN or STREAMING
+
+// Moves the body into `out`, so that it outlives the exchange (copies it where nobody owns it).
+// False without memory.
+bool http_exchange_take_body(struct http_exchange *exchange, struct buf *out);
 
 // True while an answer is still owed.
 bool http_exchange_live(const struct http_exchange *exchange);

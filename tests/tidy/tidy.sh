@@ -42,7 +42,7 @@ door() {    # header pattern, allowed files
     done
 }
 out=$(
-    door 'uv\.h' 'controller/http/http_server.c controller/http/http_connection.* proto/transport_zmq.c controller/main.c'
+    door 'uv\.h' 'controller/http/http_server.c controller/http/http_connection.* controller/http/background.c proto/transport_zmq.c controller/main.c'
     door 'zmq\.h' 'proto/transport_zmq.c'
     door 'protobuf-c|proto/.*\.pb-c\.h' 'proto/codec.c'
     door 'jansson\.h' 'common/json.c'

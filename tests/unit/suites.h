@@ -57,6 +57,8 @@
     X("controller/http/admin", suite_admin)                                                        \
     X("controller/keys", suite_keys)                                                               \
     X("controller/text/detokenizer", suite_detokenizer)                                            \
+    X("controller/http/background", suite_background)                                              \
+    X("controller/http/api_reading", suite_api_reading)                                            \
     X("controller/http/api_gate", suite_api_gate)                                                  \
     X("controller/http/api_params", suite_api_params)                                              \
     X("controller/http/api_routes", suite_api_routes)                                              \
