@@ -69,6 +69,7 @@ endif
 # Instruction sets are chosen at run time; only files named after one may use it.
 # Kernels are optimised hard where speed matters; under the sanitizers that would take minutes.
 KERNEL_O := $(if $(filter release,$(BUILD)),-O3,-O1)
+%_sse42.o: ISA := -msse4.2
 %_avx2.o: ISA := -mavx2 -mfma -mf16c $(KERNEL_O)
 %_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c $(KERNEL_O)
 

@@ -10,6 +10,7 @@
 //
 //   Owns nothing.  Thread any.  Allocates never.  Fails never.
 
-uint32_t crc32c(const void *bytes, size_t byte_count);
+uint32_t crc32c(const void *bytes, size_t byte_count);    // by the processor's instruction if any
+uint32_t crc32c_plain(const void *bytes, size_t byte_count);
 
 #endif

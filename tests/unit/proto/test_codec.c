@@ -301,6 +301,19 @@ START_TEST(crc_matches_the_published_value) {
 }
 END_TEST
 
+START_TEST(crc_is_the_same_with_and_without_the_instruction) {
+    uint8_t bytes[67];
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        bytes[i] = (uint8_t)(i * 37 + 11);
+    }
+    for (size_t start = 0; start < 8; start++) {
+        for (size_t count = 0; count + start <= sizeof bytes; count++) {
+            ck_assert_uint_eq(crc32c(bytes + start, count), crc32c_plain(bytes + start, count));
+        }
+    }
+}
+END_TEST
+
 Suite *suite_codec(void) {
     Suite *suite = suite_create("proto/codec");
     TCase *tc = tcase_create("all");
@@ -313,6 +326,7 @@ Suite *suite_codec(void) {
     tcase_add_test(tc, damaged_bodies_never_break_the_reader);
     tcase_add_test(tc, a_full_arena_is_an_answer);
     tcase_add_test(tc, crc_matches_the_published_value);
+    tcase_add_test(tc, crc_is_the_same_with_and_without_the_instruction);
     suite_add_tcase(suite, tc);
     return suite;
 }
