@@ -237,6 +237,28 @@ const struct json *json_get(const struct json *object, const char *key) {
     return object == NULL ? NULL : wrap(json_object_get(unwrap(object), key));
 }
 
+// Length and both ends tell the keys of one format apart well enough.
+static uint64_t key_bit(const char *key, size_t byte_count) {
+    unsigned first = byte_count == 0 ? 0 : (unsigned char)key[0];
+    unsigned last = byte_count == 0 ? 0 : (unsigned char)key[byte_count - 1];
+    return 1ull << ((byte_count * 5 + first * 3 + last) & 63);
+}
+
+struct json_fields json_fields_of(const struct json *object) {
+    struct json_fields fields = {.object = object};
+    for (void *it = json_iter(object); it != NULL; it = json_iter_next(object, it)) {
+        size_t byte_count = 0;
+        const char *key = json_iter_key(it, &byte_count);
+        fields.seen |= key_bit(key, byte_count);
+    }
+    return fields;
+}
+
+const struct json *json_fields_get(const struct json_fields *fields, const char *key) {
+    bool maybe = (fields->seen & key_bit(key, strlen(key))) != 0;
+    return maybe ? json_get(fields->object, key) : NULL;
+}
+
 void *json_iter(const struct json *object) {
     return object == NULL ? NULL : json_object_iter(unwrap_mutable(object));
 }

@@ -52,6 +52,15 @@ size_t json_count(const struct json *value);    // elements of an array or objec
 const struct json *json_at(const struct json *array, size_t index);
 const struct json *json_get(const struct json *object, const char *key);    // NULL when absent
 
+// An object whose keys were looked at once: most keys that it lacks are told so without a search.
+// For readers that ask one object for dozens of optional keys.
+struct json_fields {
+    const struct json *object;
+    uint64_t seen;    // a bit for each hash of a key
+};
+struct json_fields json_fields_of(const struct json *object);
+const struct json *json_fields_get(const struct json_fields *fields, const char *key);
+
 // Walks an object in file order: for (it = json_iter(o); it; it = json_iter_next(o, it)).
 void *json_iter(const struct json *object);
 void *json_iter_next(const struct json *object, void *iter);

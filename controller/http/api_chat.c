@@ -81,8 +81,8 @@ static bool check_message(const struct json *message, size_t index, struct api_f
     return check_content(message, index, failure);
 }
 
-static bool check_messages(const struct json *body, struct api_failure *failure) {
-    const struct json *messages = json_get(body, "messages");
+static bool check_messages(const struct json_fields *body, struct api_failure *failure) {
+    const struct json *messages = json_fields_get(body, "messages");
     if (json_absent(messages)) {
         return api_fail(failure, API_CODE_MISSING_PARAMETER, "messages", "'messages' is missing.");
     }
@@ -134,7 +134,7 @@ static bool merge_effort(const struct json *kwargs, struct http_span effort, str
 }
 
 // How the prompt ends: with an open turn of the assistant, inside the last message, or neither.
-static bool choose_end(const struct json *body, struct chat_template_input *input,
+static bool choose_end(const struct json_fields *body, struct chat_template_input *input,
                        struct api_failure *failure) {
     if (!api_field_bool(body, "continue_final_message", &input->continue_final_message, failure)) {
         return false;
@@ -160,9 +160,9 @@ static bool render(const struct api_facts *facts, const struct chat_template_inp
     return api_fail(failure, code, "messages", "%s", err.message);
 }
 
-bool api_render_chat(const struct api_facts *facts, const struct json *body, struct buf *out,
+bool api_render_chat(const struct api_facts *facts, const struct json_fields *body, struct buf *out,
                      struct api_failure *failure) {
-    const struct json *kwargs = json_get(body, "chat_template_kwargs");
+    const struct json *kwargs = json_fields_get(body, "chat_template_kwargs");
     struct http_span effort;
     struct json_doc *merged = NULL;
     if (facts->model->chat_template == NULL) {
@@ -174,7 +174,7 @@ bool api_render_chat(const struct api_facts *facts, const struct json *body, str
                         "'chat_template_kwargs' must be an object.");
     }
     struct chat_template_input input = {
-        .messages = json_get(body, "messages"),
+        .messages = json_fields_get(body, "messages"),
         .kwargs = json_absent(kwargs) ? NULL : kwargs,
         .bos_token = facts->bos_text[0] != '\0' ? facts->bos_text : NULL,
         .eos_token = facts->eos_text[0] != '\0' ? facts->eos_text : NULL,
@@ -192,7 +192,7 @@ bool api_render_chat(const struct api_facts *facts, const struct json *body, str
 
 // ---- the route ---------------------------------------------------------------------------------
 
-static bool read_chat(struct api_reading *reading, const struct json *body) {
+static bool read_chat(struct api_reading *reading, const struct json_fields *body) {
     struct api_failure *failure = &reading->failure;
     struct api_params_rules rules;
     struct buf rendered;

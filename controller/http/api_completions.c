@@ -36,9 +36,9 @@ struct prompts {
     bool single;    // `value` itself is the prompt
 };
 
-static bool find_prompts(const struct json *body, struct prompts *out,
+static bool find_prompts(const struct json_fields *body, struct prompts *out,
                          struct api_failure *failure) {
-    const struct json *value = json_get(body, "prompt");
+    const struct json *value = json_fields_get(body, "prompt");
     *out = (struct prompts){.value = value, .count = 1, .single = true};
     if (json_absent(value)) {
         return api_fail(failure, API_CODE_MISSING_PARAMETER, "prompt", "'prompt' is missing.");
@@ -74,7 +74,7 @@ static bool read_prompts(struct api_reading *reading, const struct prompts *prom
     return fine;
 }
 
-static bool read_completion(struct api_reading *reading, const struct json *body) {
+static bool read_completion(struct api_reading *reading, const struct json_fields *body) {
     struct api_failure *failure = &reading->failure;
     struct api_params_rules rules;
     struct prompts prompts;

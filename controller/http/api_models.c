@@ -25,7 +25,7 @@ static bool fail_unknown(const char *name, size_t byte_count, struct api_failure
                     shown, name);
 }
 
-bool api_check_model(const struct api_facts *facts, const struct json *body,
+bool api_check_model(const struct api_facts *facts, const struct json_fields *body,
                      struct api_failure *failure) {
     struct http_span name;
     if (!api_field_text(body, "model", &name, failure)) {

@@ -15,9 +15,9 @@ static bool wrong_type(const char *key, const struct json *value, const char *wa
                     json_kind_name(json_kind(value)));
 }
 
-bool api_field_bool(const struct json *body, const char *key, bool *out,
+bool api_field_bool(const struct json_fields *body, const char *key, bool *out,
                     struct api_failure *failure) {
-    const struct json *value = json_get(body, key);
+    const struct json *value = json_fields_get(body, key);
     if (json_absent(value)) {
         return true;
     }
@@ -43,15 +43,15 @@ static bool int_in_range(const struct json *value, const char *key, struct json_
     return true;
 }
 
-bool api_field_int(const struct json *body, const char *key, struct json_range_int range,
+bool api_field_int(const struct json_fields *body, const char *key, struct json_range_int range,
                    int64_t *out, struct api_failure *failure) {
-    const struct json *value = json_get(body, key);
+    const struct json *value = json_fields_get(body, key);
     return json_absent(value) || int_in_range(value, key, range, out, failure);
 }
 
-static bool field_real(const struct json *body, const char *key, struct json_range_real range,
-                       float *out, struct api_failure *failure) {
-    const struct json *value = json_get(body, key);
+static bool field_real(const struct json_fields *body, const char *key,
+                       struct json_range_real range, float *out, struct api_failure *failure) {
+    const struct json *value = json_fields_get(body, key);
     if (json_absent(value)) {
         return true;
     }
@@ -69,7 +69,7 @@ static bool field_real(const struct json *body, const char *key, struct json_ran
 }
 
 // The same for an interval that is open at zero.
-static bool field_positive(const struct json *body, const char *key, double max, float *out,
+static bool field_positive(const struct json_fields *body, const char *key, double max, float *out,
                            struct api_failure *failure) {
     if (!field_real(body, key, (struct json_range_real){0, max}, out, failure)) {
         return false;
@@ -79,9 +79,9 @@ static bool field_positive(const struct json *body, const char *key, double max,
                                            "'%s' must be greater than 0 and at most %g.", key, max);
 }
 
-bool api_field_text(const struct json *body, const char *key, struct http_span *text,
+bool api_field_text(const struct json_fields *body, const char *key, struct http_span *text,
                     struct api_failure *failure) {
-    const struct json *value = json_get(body, key);
+    const struct json *value = json_fields_get(body, key);
     *text = (struct http_span){NULL, 0};
     if (json_absent(value)) {
         return true;
@@ -159,8 +159,8 @@ static bool text_is(const struct json *value, const char *text) {
     return http_span_is(span, text);
 }
 
-static bool check_response_format(const struct json *body, struct api_failure *failure) {
-    const struct json *format = json_get(body, "response_format");
+static bool check_response_format(const struct json_fields *body, struct api_failure *failure) {
+    const struct json *format = json_fields_get(body, "response_format");
     if (json_absent(format) || text_is(json_get(format, "type"), "text")) {
         return true;
     }
@@ -171,8 +171,8 @@ static bool check_response_format(const struct json *body, struct api_failure *f
                     "'response_format' of a type other than 'text' is not supported.");
 }
 
-static bool check_tool_choice(const struct json *body, struct api_failure *failure) {
-    const struct json *choice = json_get(body, "tool_choice");
+static bool check_tool_choice(const struct json_fields *body, struct api_failure *failure) {
+    const struct json *choice = json_fields_get(body, "tool_choice");
     if (json_absent(choice) || text_is(choice, "none") || text_is(choice, "auto")) {
         return true;
     }
@@ -180,8 +180,8 @@ static bool check_tool_choice(const struct json *body, struct api_failure *failu
                     "'tool_choice' other than 'none' and 'auto' is not supported.");
 }
 
-static bool check_modalities(const struct json *body, struct api_failure *failure) {
-    const struct json *list = json_get(body, "modalities");
+static bool check_modalities(const struct json_fields *body, struct api_failure *failure) {
+    const struct json *list = json_fields_get(body, "modalities");
     for (size_t i = 0; i < json_count(list); i++) {
         if (!text_is(json_at(list, i), "text")) {
             return api_fail(failure, API_CODE_UNSUPPORTED_PARAMETER, "modalities",
@@ -191,9 +191,9 @@ static bool check_modalities(const struct json *body, struct api_failure *failur
     return true;
 }
 
-static bool check_refused(const struct json *body, struct api_failure *failure) {
+static bool check_refused(const struct json_fields *body, struct api_failure *failure) {
     for (size_t i = 0; i < COUNT_OF(refused); i++) {
-        if (!passes(json_get(body, refused[i].key), refused[i].allowed)) {
+        if (!passes(json_fields_get(body, refused[i].key), refused[i].allowed)) {
             bool old = strncmp(refused[i].key, "function", 8) == 0;
             return api_fail(failure, API_CODE_UNSUPPORTED_PARAMETER, refused[i].key,
                             "'%s' is not supported%s.", refused[i].key,
@@ -214,7 +214,7 @@ static bool check_refused(const struct json *body, struct api_failure *failure) 
 }
 
 // Samplers of other servers that have no effect here.
-static const char *find_ignored(const struct json *body) {
+static const char *find_ignored(const struct json_fields *body) {
     static const char *const names[] = {"mirostat",           "mirostat_tau",
                                         "mirostat_eta",       "dry_multiplier",
                                         "dry_base",           "dry_allowed_length",
@@ -223,7 +223,7 @@ static const char *find_ignored(const struct json *body) {
                                         "typical_p",          "dynatemp_range",
                                         "dynatemp_exponent",  "samplers"};
     for (size_t i = 0; i < COUNT_OF(names); i++) {
-        if (!json_absent(json_get(body, names[i]))) {
+        if (!json_absent(json_fields_get(body, names[i]))) {
             return names[i];
         }
     }
@@ -237,7 +237,7 @@ struct api_sampling_defaults api_sampling_neutral(void) {
         .temperature = 1, .top_p = 1, .min_p = 0, .repetition_penalty = 1, .top_k = 0};
 }
 
-static bool parse_numbers(const struct json *body, const struct api_params_rules *rules,
+static bool parse_numbers(const struct json_fields *body, const struct api_params_rules *rules,
                           struct api_params *out, struct api_failure *failure) {
     struct sampling_params *sampling = &out->sampling;
     sampling->temperature = rules->defaults.temperature;
@@ -262,12 +262,12 @@ static bool parse_numbers(const struct json *body, const struct api_params_rules
     }
     // As many as there are tokens is the same as all of them.
     sampling->top_k = top_k <= 0 || top_k >= rules->vocabulary ? 0 : (uint32_t)top_k;
-    out->seed_given = !json_absent(json_get(body, "seed"));
+    out->seed_given = !json_absent(json_fields_get(body, "seed"));
     sampling->seed = (uint64_t)seed;
     return true;
 }
 
-static bool parse_counts(const struct json *body, const struct api_params_rules *rules,
+static bool parse_counts(const struct json_fields *body, const struct api_params_rules *rules,
                          struct api_params *out, struct api_failure *failure) {
     bool chat = rules->endpoint == API_ENDPOINT_CHAT;
     int64_t max = 0;
@@ -275,7 +275,7 @@ static bool parse_counts(const struct json *body, const struct api_params_rules 
     int64_t choices = 1;
     int64_t truncate = 0;
     int64_t ping_s = 0;
-    const char *max_key = chat && !json_absent(json_get(body, "max_completion_tokens"))
+    const char *max_key = chat && !json_absent(json_fields_get(body, "max_completion_tokens"))
                               ? "max_completion_tokens"
                               : "max_tokens";
     // Zero scores the prompt without generating: only with echo.
@@ -297,7 +297,7 @@ static bool parse_counts(const struct json *body, const struct api_params_rules 
         return api_fail(failure, API_CODE_UNSUPPORTED_VALUE, "best_of",
                         "'best_of' other than 'n' is not supported.");
     }
-    out->max_given = !json_absent(json_get(body, max_key));
+    out->max_given = !json_absent(json_fields_get(body, max_key));
     out->max_tokens = max > UINT32_MAX ? UINT32_MAX : (uint32_t)max;
     if (out->max_given && min > max) {
         return api_fail(failure, API_CODE_INVALID_VALUE, "min_tokens",
@@ -331,9 +331,9 @@ static bool add_stop(struct api_params *out, const struct json *value,
     return true;
 }
 
-static bool parse_stops(const struct json *body, struct api_params *out,
+static bool parse_stops(const struct json_fields *body, struct api_params *out,
                         struct api_failure *failure) {
-    const struct json *stop = json_get(body, "stop");
+    const struct json *stop = json_fields_get(body, "stop");
     if (json_absent(stop)) {
         return true;
     }
@@ -348,7 +348,7 @@ static bool parse_stops(const struct json *body, struct api_params *out,
     return true;
 }
 
-static bool parse_stop_tokens(const struct json *body, const struct api_params_rules *rules,
+static bool parse_stop_tokens(const struct json_fields *body, const struct api_params_rules *rules,
                               struct api_params *out, struct api_failure *failure) {
     struct sampling_params *sampling = &out->sampling;
     bool ignore_eos = false;
@@ -361,7 +361,7 @@ static bool parse_stop_tokens(const struct json *body, const struct api_params_r
         }
     }
     out->eos_count = sampling->stop_token_count;
-    const struct json *list = json_get(body, "stop_token_ids");
+    const struct json *list = json_fields_get(body, "stop_token_ids");
     if (!json_absent(list) && json_kind(list) != JSON_KIND_ARRAY) {
         return wrong_type("stop_token_ids", list, "a list of integers", failure);
     }
@@ -398,9 +398,9 @@ static bool parse_token_key(const char *text, size_t byte_count, uint32_t vocabu
     return value < vocabulary;
 }
 
-static bool parse_bias(const struct json *body, const struct api_params_rules *rules,
+static bool parse_bias(const struct json_fields *body, const struct api_params_rules *rules,
                        struct api_params *out, struct api_failure *failure) {
-    const struct json *object = json_get(body, "logit_bias");
+    const struct json *object = json_fields_get(body, "logit_bias");
     size_t count = json_count(object);
     if (json_absent(object)) {
         return true;
@@ -441,15 +441,16 @@ static bool parse_bias(const struct json *body, const struct api_params_rules *r
 
 // ---- logprobs and streaming --------------------------------------------------------------------
 
-static bool parse_logprobs_chat(const struct json *body, const struct api_params_rules *rules,
-                                struct api_params *out, struct api_failure *failure) {
+static bool parse_logprobs_chat(const struct json_fields *body,
+                                const struct api_params_rules *rules, struct api_params *out,
+                                struct api_failure *failure) {
     int64_t top = 0;
     const struct json_range_int range = {0, rules->logprobs_max};
     if (!api_field_bool(body, "logprobs", &out->sampling.want_logprobs, failure) ||
         !api_field_int(body, "top_logprobs", range, &top, failure)) {
         return false;
     }
-    if (!json_absent(json_get(body, "top_logprobs")) && !out->sampling.want_logprobs) {
+    if (!json_absent(json_fields_get(body, "top_logprobs")) && !out->sampling.want_logprobs) {
         return api_fail(failure, API_CODE_INVALID_VALUE, "top_logprobs",
                         "'top_logprobs' needs 'logprobs' to be true.");
     }
@@ -457,7 +458,7 @@ static bool parse_logprobs_chat(const struct json *body, const struct api_params
     return true;
 }
 
-static bool parse_logprobs(const struct json *body, const struct api_params_rules *rules,
+static bool parse_logprobs(const struct json_fields *body, const struct api_params_rules *rules,
                            struct api_params *out, struct api_failure *failure) {
     bool echo = false;
     if (!api_field_bool(body, "echo", &echo, failure)) {
@@ -476,15 +477,15 @@ static bool parse_logprobs(const struct json *body, const struct api_params_rule
         return false;
     }
     out->echo = echo;
-    out->sampling.want_logprobs = !json_absent(json_get(body, "logprobs"));
+    out->sampling.want_logprobs = !json_absent(json_fields_get(body, "logprobs"));
     out->sampling.want_prompt_logprobs = echo && out->sampling.want_logprobs;
     out->sampling.top_logprobs = (uint32_t)top;
     return true;
 }
 
-static bool parse_stream(const struct json *body, struct api_params *out,
+static bool parse_stream(const struct json_fields *body, struct api_params *out,
                          struct api_failure *failure) {
-    const struct json *options = json_get(body, "stream_options");
+    const struct json *options = json_fields_get(body, "stream_options");
     if (!api_field_bool(body, "stream", &out->stream, failure)) {
         return false;
     }
@@ -499,12 +500,13 @@ static bool parse_stream(const struct json *body, struct api_params *out,
                         "'stream_options' needs 'stream' to be true.");
     }
     bool obfuscation = false;    // accepted and without effect
-    return api_field_bool(options, "include_usage", &out->usage_in_stream, failure) &&
-           api_field_bool(options, "continuous_usage_stats", &out->usage_in_every_chunk, failure) &&
-           api_field_bool(options, "include_obfuscation", &obfuscation, failure);
+    const struct json_fields fields = json_fields_of(options);
+    return api_field_bool(&fields, "include_usage", &out->usage_in_stream, failure) &&
+           api_field_bool(&fields, "continuous_usage_stats", &out->usage_in_every_chunk, failure) &&
+           api_field_bool(&fields, "include_obfuscation", &obfuscation, failure);
 }
 
-static bool parse_text_rules(const struct json *body, const struct api_params_rules *rules,
+static bool parse_text_rules(const struct json_fields *body, const struct api_params_rules *rules,
                              struct api_params *out, struct api_failure *failure) {
     bool parallel = true;
     bool spaces = true;
@@ -517,7 +519,7 @@ static bool parse_text_rules(const struct json *body, const struct api_params_ru
            api_field_bool(body, "spaces_between_special_tokens", &spaces, failure);
 }
 
-bool api_params_parse(const struct json *body, const struct api_params_rules *rules,
+bool api_params_parse(const struct json_fields *body, const struct api_params_rules *rules,
                       struct api_params *out, struct api_failure *failure) {
     *out = (struct api_params){.ignored = find_ignored(body)};
     return check_refused(body, failure) && parse_numbers(body, rules, out, failure) &&

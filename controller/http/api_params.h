@@ -60,17 +60,17 @@ struct api_params {
     const char *ignored;    // a sampler field without effect here, to be warned of once; or NULL
 };
 
-bool api_params_parse(const struct json *body, const struct api_params_rules *rules,
+bool api_params_parse(const struct json_fields *body, const struct api_params_rules *rules,
                       struct api_params *out, struct api_failure *failure);
 void api_params_deinit(struct api_params *params);
 
 // Single fields, for the routes without sampling. Absent leaves `*out` alone.
-bool api_field_bool(const struct json *body, const char *key, bool *out,
+bool api_field_bool(const struct json_fields *body, const char *key, bool *out,
                     struct api_failure *failure);
-bool api_field_int(const struct json *body, const char *key, struct json_range_int range,
+bool api_field_int(const struct json_fields *body, const char *key, struct json_range_int range,
                    int64_t *out, struct api_failure *failure);
 // `*text` is NULL when absent.
-bool api_field_text(const struct json *body, const char *key, struct http_span *text,
+bool api_field_text(const struct json_fields *body, const char *key, struct http_span *text,
                     struct api_failure *failure);
 
 #endif

@@ -70,7 +70,10 @@ static void reading_deinit(struct api_reading *reading) {
 }
 
 static void reading_run(struct api_reading *reading, const struct api_reader *reader) {
-    reading->fine = parse_body(reading) && reader->read(reading, json_root(reading->doc));
+    if (parse_body(reading)) {
+        const struct json_fields body = json_fields_of(json_root(reading->doc));
+        reading->fine = reader->read(reading, &body);
+    }
 }
 
 static void conclude(struct api_visit *visit, const struct api_reader *reader,

@@ -45,7 +45,7 @@ struct api_reader {
     // May it be served now? On the loop, before and after reading.
     bool (*can)(const struct api *api, struct api_failure *failure);
     // False with the failure filled. `body` is an object.
-    bool (*read)(struct api_reading *reading, const struct json *body);
+    bool (*read)(struct api_reading *reading, const struct json_fields *body);
     void (*finish)(struct api_visit *visit, struct api_reading *reading);
 };
 
@@ -67,10 +67,10 @@ bool api_reading_text(struct api_reading *reading, struct http_span text, bool a
                       const char *param);
 bool api_reading_ids(struct api_reading *reading, const struct json *list, const char *param);
 // Renders the messages of a body with the model's template.
-bool api_render_chat(const struct api_facts *facts, const struct json *body, struct buf *out,
+bool api_render_chat(const struct api_facts *facts, const struct json_fields *body, struct buf *out,
                      struct api_failure *failure);
 // Judges `model` of a body: absent and empty are fine (api_models.c).
-bool api_check_model(const struct api_facts *facts, const struct json *body,
+bool api_check_model(const struct api_facts *facts, const struct json_fields *body,
                      struct api_failure *failure);
 
 #endif

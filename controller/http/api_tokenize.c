@@ -16,7 +16,7 @@ struct tokenize_request {
 };
 
 // The two forms differ by their keys, so one route serves both.
-static bool parse_tokenize(const struct json *body, struct tokenize_request *out,
+static bool parse_tokenize(const struct json_fields *body, struct tokenize_request *out,
                            struct api_failure *failure) {
     struct http_span content;
     *out = (struct tokenize_request){.add_special = true};
@@ -83,7 +83,7 @@ static void write_tokens(const struct api_facts *facts, const struct tokenize_re
     buf_append_str(out, "]}");
 }
 
-static bool read_text(struct api_reading *reading, const struct json *body) {
+static bool read_text(struct api_reading *reading, const struct json_fields *body) {
     const struct api_facts *facts = reading->facts;
     struct api_failure *failure = &reading->failure;
     struct tokenize_request request;
@@ -91,7 +91,7 @@ static bool read_text(struct api_reading *reading, const struct json *body) {
     buf_init(&rendered, BOUND_TEMPLATE_OUTPUT_BYTES);
     bool fine = api_reading_prompts(reading, 1) && api_check_model(facts, body, failure) &&
                 parse_tokenize(body, &request, failure);
-    if (fine && request.text.text == NULL && json_absent(json_get(body, "messages"))) {
+    if (fine && request.text.text == NULL && json_absent(json_fields_get(body, "messages"))) {
         fine = api_fail(failure, API_CODE_MISSING_PARAMETER, "prompt",
                         "'prompt' or 'messages' is missing.");
     } else if (fine && request.text.text == NULL) {
@@ -112,9 +112,9 @@ static bool read_text(struct api_reading *reading, const struct json *body) {
 
 // ---- /detokenize -------------------------------------------------------------------------------
 
-static bool read_ids(struct api_reading *reading, const struct json *body) {
+static bool read_ids(struct api_reading *reading, const struct json_fields *body) {
     struct api_failure *failure = &reading->failure;
-    const struct json *list = json_get(body, "tokens");
+    const struct json *list = json_fields_get(body, "tokens");
     if (!api_reading_prompts(reading, 1) || !api_check_model(reading->facts, body, failure)) {
         return false;
     }

@@ -21,7 +21,8 @@ enum http_gone_reason {
 // What the server asks of the API. Every function may complete the exchange before it returns.
 struct http_handler {
     void *ctx;
-    // The head is here, the body is not: refuse now and it will not be read.
+    // The head is here, the body is not, or not all of it: refuse now and it will not be read. A
+    // request that is here at once goes to on_request alone.
     void (*on_head)(void *ctx, struct http_exchange *exchange, uint64_t now_us);
     // The whole request is here; the exchange is the handler's until DONE, BROKEN or on_gone.
     void (*on_request)(void *ctx, struct http_exchange *exchange, uint64_t now_us);

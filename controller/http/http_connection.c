@@ -241,7 +241,7 @@ void http_connection_refuse(struct connection *connection, int status, const cha
 }
 
 // The head is complete. True when its body should be read.
-static bool head_arrived(struct connection *connection, bool more_is_here, uint64_t now_us) {
+static bool head_arrived(struct connection *connection, size_t bytes_behind, uint64_t now_us) {
     struct http_server *server = connection->server;
     struct http_exchange *exchange = &connection->exchange;
     const struct http_request *request = &connection->parser.request;
@@ -252,13 +252,16 @@ static bool head_arrived(struct connection *connection, bool more_is_here, uint6
     // An answer before the body leaves the body unread, so the connection cannot go on.
     bool keep_alive = exchange->keep_alive && !server->closing;
     exchange->keep_alive = keep_alive && !has_body;
-    server->config.handler.on_head(server->config.handler.ctx, exchange, now_us);
+    bool whole = !request->chunked && bytes_behind >= request->content_length;
+    if (!whole) {
+        server->config.handler.on_head(server->config.handler.ctx, exchange, now_us);
+    }
     if (!http_exchange_live(exchange)) {
         connection->state = CONNECTION_STATE_ANSWERING;
         return false;
     }
     exchange->keep_alive = keep_alive;
-    if (request->expect_continue && has_body && !more_is_here) {
+    if (request->expect_continue && has_body && bytes_behind == 0) {
         // Lost when the socket is full, which a client that waits for this line cannot cause.
         char text[] = "HTTP/1.1 100 Continue\r\n\r\n";
         uv_buf_t line = uv_buf_init(text, sizeof text - 1);
@@ -318,7 +321,7 @@ static void connection_consume(struct connection *connection, const char *bytes,
             return;
         }
         if (parser->state == HTTP_PARSE_STATE_BODY && !connection->begun) {
-            if (!head_arrived(connection, at < byte_count, now_us)) {
+            if (!head_arrived(connection, byte_count - at, now_us)) {
                 break;
             }
             continue;

@@ -29,7 +29,8 @@ static bool parse(enum api_endpoint endpoint, const char *body) {
                   err.message);
     rules.endpoint = endpoint;
     memset(&failure, 0, sizeof failure);
-    bool fine = api_params_parse(json_root(doc), &rules, &params, &failure);
+    const struct json_fields fields = json_fields_of(json_root(doc));
+    bool fine = api_params_parse(&fields, &rules, &params, &failure);
     json_destroy(doc);    // stop strings are dead now; tests that need them keep the document
     api_params_deinit(&params);
     ck_assert(fine != api_failed(&failure));
