@@ -2,6 +2,8 @@
 #include "common/log.h"
 
 #include "common/clock.h"
+#include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -222,6 +224,48 @@ void log_line(enum log_level level, const char *source, const char *format, ...)
     line[length] = '\n';
     ssize_t written = write(STDERR_FILENO, line, length + 1);
     (void)written;    // nowhere left to complain
+}
+
+void log_batch_add(struct buf *lines, enum log_level level, const char *source,
+                   const char *message) {
+    if (!log_enabled(level)) {
+        return;
+    }
+    char line[LINE_BYTES + 256];
+    struct log_stamp stamp = {level, sink_format, clock_unix_ms(), source};
+    size_t length = log_format_line(&stamp, message, line, sizeof line - 1);
+    line[length] = '\n';
+    uint8_t *at = buf_extend(lines, length + 1);
+    if (at != NULL) {
+        memcpy(at, line, length + 1);
+    }
+}
+
+// Whole lines from `bytes` on that a pipe takes without mixing them with those of other processes.
+static size_t piece_bytes(const uint8_t *bytes, size_t byte_count) {
+    if (byte_count <= PIPE_BUF) {
+        return byte_count;
+    }
+    const uint8_t *last = memrchr(bytes, '\n', PIPE_BUF);
+    last = last != NULL ? last : memchr(bytes, '\n', byte_count);
+    return last != NULL ? (size_t)(last - bytes) + 1 : byte_count;
+}
+
+void log_batch_write(struct buf *lines) {
+    size_t done = 0;
+    while (done < lines->bytes_used) {
+        size_t piece = piece_bytes(lines->data + done, lines->bytes_used - done);
+        ssize_t written = write(STDERR_FILENO, lines->data + done, piece);
+        if (written < 0 && errno == EINTR) {
+            continue;
+        }
+        if (written < 0 && errno == EAGAIN) {
+            break;
+        }
+        done += written < 0 ? piece : (size_t)written;    // nowhere left to complain
+    }
+    buf_consume(lines, done);
+    lines->failed = false;    // a line that did not fit is lost, later ones are not
 }
 
 void log_failure(const char *source, const struct error *err) {

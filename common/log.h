@@ -2,6 +2,7 @@
 #ifndef COMMON_LOG_H
 #define COMMON_LOG_H
 
+#include "common/buf.h"
 #include "common/status.h"
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,8 +16,8 @@
 // quotes" by the caller. No prompt, no output, no API key is ever logged.
 //
 //   Owns       the process-wide sink: level, format, file descriptor.
-//   Thread     any; a line is one write.
-//   Allocates  never; lines are cut at 4 KiB.
+//   Thread     any; a line is one write. A batch belongs to one thread.
+//   Allocates  never, but for a batch; lines are cut at 4 KiB.
 //   Fails      never: a full pipe loses the line.
 
 enum log_level {
@@ -39,6 +40,14 @@ void log_line(enum log_level level, const char *source, const char *format, ...)
 #define log_warn(source, ...) log_line(LOG_LEVEL_WARN, (source), __VA_ARGS__)
 #define log_info(source, ...) log_line(LOG_LEVEL_INFO, (source), __VA_ARGS__)
 #define log_debug(source, ...) log_line(LOG_LEVEL_DEBUG, (source), __VA_ARGS__)
+
+// Lines that wait to be written together, for a source of many: `message` as above, without printf.
+// Whoever keeps `lines` writes them soon, once per turn of its loop, so that no more are lost with
+// a process that dies. They go out whole, in pieces that a pipe takes at once; what a full pipe
+// refuses stays for the next time, until `lines` is full.
+void log_batch_add(struct buf *lines, enum log_level level, const char *source,
+                   const char *message);
+void log_batch_write(struct buf *lines);
 
 // Logs a failure once, at the place that handles it: sentence, hint, and at debug level the trace.
 void log_failure(const char *source, const struct error *err);

@@ -7,6 +7,7 @@
 #include "common/log.h"
 #include "common/memory.h"
 #include "common/version.h"
+#include "controller/access_log.h"
 #include "controller/core/core.h"
 #include "controller/http/admin.h"
 #include "controller/http/api.h"
@@ -54,6 +55,7 @@ struct controller {
     struct admin *admin;
     struct worker_link *link;
     struct stats *stats;
+    struct access_log access_log;
     struct model_text *text;
     struct api_model model;
     const char *names[BOUND_NAMES];
@@ -369,16 +371,7 @@ static void on_access(void *ctx, const struct api_access *access) {
     if (access->probe || !config_bool(c->config, OPTION_ACCESS_LOG)) {
         return;
     }
-    log_info("http",
-             "request method=%.*s path=%.*s status=%d request_id=%s key_name=%s "
-             "prompt_tokens=%u cached_tokens=%u output_tokens=%u finish=%s ttft_ms=%.1f "
-             "total_ms=%.1f",
-             (int)access->method.byte_count, access->method.text, (int)access->path.byte_count,
-             access->path.text, access->status, access->request_id,
-             access->key_name[0] == '\0' ? "-" : access->key_name, access->prompt_tokens,
-             access->cached_tokens, access->output_tokens,
-             access->finish[0] == '\0' ? "-" : access->finish, (double)access->ttft_us / 1000.0,
-             (double)access->total_us / 1000.0);
+    access_log_add(&c->access_log, access);
 }
 
 // ---- from the workers --------------------------------------------------------------------------
@@ -672,6 +665,7 @@ enum status controller_create(const struct config *config, struct uv_loop_s *loo
     c->start_us = clock_monotonic_us();
     c->banner = config_bool(config, OPTION_BANNER);
     startup_bar_init(&c->bar, isatty(STDERR_FILENO) == 1);
+    access_log_init(&c->access_log);
     enum status status = load_text(c, err);
     if (status == STATUS_OK) {
         status = create_core(c, err);
@@ -705,6 +699,7 @@ void controller_destroy(struct controller *c) {
     http_server_destroy(c->server);
     http_server_destroy(c->admin_server);
     background_destroy(c->background);
+    access_log_deinit(&c->access_log);
     admin_destroy(c->admin);
     worker_link_close(c->link);
     if (c->run_dir[0] != '\0') {
@@ -755,6 +750,7 @@ void controller_turn(struct controller *c) {
     if (ticked) {
         worker_link_poll(c->link, clock_monotonic_us());    // sending may have hidden an arrival
     }
+    access_log_write(&c->access_log);
     finish_drain(c);
 }
 

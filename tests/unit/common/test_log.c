@@ -3,7 +3,10 @@
 #include "common/log.h"
 #include "tests/unit/suites.h"
 
+#include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char *format(enum log_format form, const char *message) {
     static char line[8192];
@@ -50,6 +53,85 @@ START_TEST(levels_and_forms_are_parsed_by_name) {
 }
 END_TEST
 
+// Standard error is a pipe of one page that never blocks; what came is collected.
+static int pipe_ends[2], saved_stderr;
+static char came[1 << 16];
+static size_t came_bytes;
+
+static void pipe_begin(void) {
+    ck_assert_int_eq(pipe2(pipe_ends, O_NONBLOCK), 0);
+    ck_assert_int_ge(fcntl(pipe_ends[1], F_SETPIPE_SZ, 4096), 4096);
+    saved_stderr = dup(STDERR_FILENO);
+    dup2(pipe_ends[1], STDERR_FILENO);
+    came_bytes = 0;
+}
+
+static void pipe_read(void) {
+    ssize_t got;
+    while ((got = read(pipe_ends[0], came + came_bytes, sizeof came - came_bytes)) > 0) {
+        came_bytes += (size_t)got;
+    }
+}
+
+static void pipe_end(void) {
+    dup2(saved_stderr, STDERR_FILENO);
+    close(saved_stderr);
+    close(pipe_ends[0]);
+    close(pipe_ends[1]);
+}
+
+START_TEST(a_batch_that_meets_a_full_pipe_loses_no_line) {
+    enum { LINES = 100 };
+    struct buf lines;
+    buf_init(&lines, 1 << 20);
+    for (int i = 0; i < LINES; i++) {
+        char message[64];
+        snprintf(message, sizeof message, "request number=%03d.", i);
+        log_batch_add(&lines, LOG_LEVEL_ERROR, "http", message);
+    }
+    size_t all_bytes = lines.bytes_used;
+    pipe_begin();
+    log_batch_write(&lines);
+    size_t left = lines.bytes_used;
+    for (int i = 0; i < LINES && lines.bytes_used > 0; i++) {
+        pipe_read();
+        log_batch_write(&lines);
+    }
+    pipe_read();
+    pipe_end();
+    ck_assert_uint_gt(left, 0);
+    ck_assert_uint_eq(came_bytes, all_bytes);
+    const char *at = came;
+    for (int i = 0; i < LINES; i++) {
+        char wanted[32];
+        snprintf(wanted, sizeof wanted, "number=%03d.\n", i);
+        at = memmem(at, came_bytes - (size_t)(at - came), wanted, strlen(wanted));
+        ck_assert_ptr_nonnull(at);
+    }
+    buf_deinit(&lines);
+}
+END_TEST
+
+START_TEST(a_full_batch_loses_what_does_not_fit_and_goes_on) {
+    struct buf lines;
+    buf_init(&lines, 100);
+    for (int i = 0; i < 9; i++) {
+        log_batch_add(&lines, LOG_LEVEL_ERROR, "http", "request");
+    }
+    size_t kept = lines.bytes_used;
+    pipe_begin();
+    log_batch_write(&lines);
+    log_batch_add(&lines, LOG_LEVEL_ERROR, "http", "after");
+    log_batch_write(&lines);
+    pipe_read();
+    pipe_end();
+    ck_assert_uint_gt(kept, 0);
+    ck_assert_uint_gt(came_bytes, kept);
+    ck_assert_ptr_nonnull(memmem(came, came_bytes, "after", 5));
+    buf_deinit(&lines);
+}
+END_TEST
+
 Suite *suite_log(void) {
     Suite *suite = suite_create("common/log");
     TCase *tc = tcase_create("all");
@@ -58,6 +140,8 @@ Suite *suite_log(void) {
     tcase_add_test(tc, text_is_short);
     tcase_add_test(tc, newlines_and_control_bytes_never_break_the_line);
     tcase_add_test(tc, levels_and_forms_are_parsed_by_name);
+    tcase_add_test(tc, a_batch_that_meets_a_full_pipe_loses_no_line);
+    tcase_add_test(tc, a_full_batch_loses_what_does_not_fit_and_goes_on);
     suite_add_tcase(suite, tc);
     return suite;
 }
