@@ -140,6 +140,8 @@
 #define BOUND_RESUMES 3u
 // A group without a worker. Then its requests fail.
 #define BOUND_RECOVERY_US (60u * 1000 * 1000)
+// Predicted time of a step behind which another plan may wait. Longer: plans go one by one.
+#define BOUND_PIPELINED_STEP_US (50u * 1000)
 // A step past its deadline by so much has no result coming. New epoch.
 #define BOUND_STEP_LOST_US (30u * 1000 * 1000)
 // Mapping or unmapping of KV memory by a worker, which holds up its steps. Then the step is

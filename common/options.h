@@ -72,6 +72,8 @@
     X(ROLE, "role", CHOICE, "mixed", OPTION_SW_, "scheduler", 0, 0, "mixed prefill decode",        \
       "what a group does: prefill captures no decode steps, decode takes prompts from others; "    \
       "others than mixed can be planned, not served yet")                                          \
+    X(PIPELINE_DEPTH, "pipeline-depth", INT, "2", OPTION_SC_, "scheduler", 1, 3, NULL,             \
+      "step plans that may be on their way to a worker at once")                                   \
     X(ENABLE_PREFIX_CACHING, "enable-prefix-caching", BOOL, "true", OPTION_SC_, "scheduler", 0, 0, \
       NULL, "reuse the KV of equal prompt beginnings")                                             \
     X(DEVICE, "device", STRING, "cpu", OPTION_SW_, "memory", 0, 0, NULL,                           \

@@ -515,6 +515,7 @@ static enum status create_core(struct controller *c, struct error *err) {
         .step_tokens_max = step_tokens < 0 ? BOUND_STEP_TOKENS : (uint32_t)step_tokens,
         .blocks_max = BOUND_BLOCKS,
         .group = 1,
+        .depth = (uint32_t)config_int(c->config, OPTION_PIPELINE_DEPTH),
     };
     TRY(draw_secret(config.prefix_secret, sizeof config.prefix_secret, err));
     return core_create(&config, &c->core, err);

@@ -9,6 +9,12 @@
 #include "controller/core/step_plan.h"
 #include <string.h>
 
+// A plan that is out.
+struct outstanding {
+    uint64_t seq, sent_us;
+    uint32_t rows, prompt_rows, moves;
+};
+
 struct core {
     struct core_config config;
     struct request_table *requests;
@@ -21,9 +27,12 @@ struct core {
     struct worker_id worker;
     uint64_t epoch;
     uint64_t next_seq;
-    bool outstanding;    // plan next_seq - 1 has no result yet
-    uint64_t outstanding_since_us;
-    uint32_t outstanding_rows, outstanding_prompt_rows, outstanding_moves;
+    struct outstanding outstanding[SCHEDULER_DEPTH_MAX];    // ring of plans without a result
+    uint32_t outstanding_first, outstanding_count;
+    uint64_t answered_us;    // when the last result came
+    // A plan was refused: those behind it are not done either, and are waited for.
+    bool refused;
+    uint64_t refused_seq;
     bool condemned;    // a request was failed for a refused plan, and no row was computed since
     uint64_t away_since_us;    // when the worker was lost, while !ready
     struct message_capacity capacity;
@@ -51,7 +60,8 @@ static enum status check_config(const struct core_config *config, struct error *
     if (config->seqs_max == 0 || config->seqs_max > BOUND_SEQS ||
         config->waiting_max > BOUND_WAITING || config->step_tokens_max == 0 ||
         config->step_tokens_max > BOUND_STEP_TOKENS || config->blocks_max == 0 ||
-        config->blocks_max > BOUND_BLOCKS) {
+        config->blocks_max > BOUND_BLOCKS || config->depth == 0 ||
+        config->depth > SCHEDULER_DEPTH_MAX) {
         return error_set(err, STATUS_INVALID, "core limits are outside their bounds");
     }
     return STATUS_OK;
@@ -243,13 +253,18 @@ static void stop_scheduler(struct core *core) {
     }
 }
 
+static void forget_plans(struct core *core) {
+    core->outstanding_count = 0;
+    core->refused = false;
+}
+
 // Running requests wait again with their token logs. Who was lost too often fails.
 static void lose_worker(struct core *core) {
     if (!core->ready) {
         return;
     }
     core->ready = false;
-    core->outstanding = false;
+    forget_plans(core);
     core->away_since_us = core->now_us;
     for (uint32_t slot = 0; slot < core->limits.envelope.seqs; slot++) {
         uint32_t index = scheduler_slot_request(core->scheduler, slot);
@@ -288,7 +303,7 @@ static void take_pool(struct core *core, const struct message_capacity *capacity
     core->capacity = *capacity;
     core->capacity.kv_blocks = after;
     core->limits.kv_blocks = after;
-    core->outstanding_since_us = core->now_us;    // the plan behind the resize begins only now
+    core->answered_us = core->now_us;    // the plan behind the resize begins only now
     if (!scheduler_set_pool(core->scheduler, after)) {
         resync(core);    // it gave away blocks that are in use
         return;
@@ -365,7 +380,7 @@ static void take_ready(struct core *core, const struct core_input *input) {
     core->worker = input->ready.worker;
     core->epoch = input->ready.epoch;
     core->next_seq = 1;
-    core->outstanding = false;
+    forget_plans(core);
     core->condemned = false;
     core->capacity = *capacity;
     core->limits = (struct plan_limits){.envelope = capacity->envelope,
@@ -404,6 +419,7 @@ static void take_row(struct core *core, const struct result_row *row) {
     if (!row->is_prompt) {
         INVARIANT(row->position == request->known);
         INVARIANT(request->known < request->len_max);
+        scheduler_advance(core->scheduler, index, row->position);
         request->spec.tokens[request->known++] = row->token;
         core->counters.tokens_generated++;
         stop = is_stop_token(&request->spec.sampling, row->token);
@@ -472,17 +488,19 @@ static void finish_scored(struct core *core) {
     }
 }
 
-static void learn_pace(struct core *core, const struct step_result *result) {
-    if (core->outstanding_rows == 0) {
+static void learn_pace(struct core *core, const struct outstanding *plan,
+                       const struct step_result *result) {
+    if (plan->rows == 0) {
         return;
     }
-    double us = (double)result->step_us / core->outstanding_rows;
+    double us = (double)result->step_us / plan->rows;
     core->us_per_row = core->us_per_row == 0.0 ? us : 0.9 * core->us_per_row + 0.1 * us;
 }
 
-// A refused plan costs itself: it never happened, its number is used again, its work comes back in
-// smaller parts. Only where the slots are no longer the same on both sides a new epoch helps.
-static void take_refusal(struct core *core) {
+// A refused plan costs itself, and those sent behind it, which the worker did not do either: they
+// never happened, its number is used again, the work comes back in smaller parts. Only where the
+// slots are no longer the same on both sides a new epoch helps.
+static void take_refusal(struct core *core, uint64_t refused_seq) {
     core->counters.plan_refusals++;
     uint32_t guilty = REQUEST_NONE;
     enum scheduler_refusal refusal = scheduler_refuse(core->scheduler, &guilty);
@@ -493,36 +511,64 @@ static void take_refusal(struct core *core) {
         resync(core);
         return;
     }
-    core->outstanding = false;
-    core->next_seq--;
+    core->next_seq = refused_seq;
     if (refusal == SCHEDULER_REFUSAL_GUILTY) {
         core->condemned = true;
         finish(core, guilty, FINISH_REASON_REFUSED);
     }
 }
 
+static const struct outstanding *oldest(const struct core *core) {
+    return core->outstanding_count == 0 ? NULL : &core->outstanding[core->outstanding_first];
+}
+
+static void pop_oldest(struct core *core) {
+    core->outstanding_first = (core->outstanding_first + 1) % SCHEDULER_DEPTH_MAX;
+    core->outstanding_count--;
+    core->answered_us = core->now_us;
+}
+
+// While plans behind a refused one are waited for, their answers say that they were not done.
+static void take_undone(struct core *core, const struct step_result *result) {
+    if (result->status == RESULT_STATUS_OK || result->status == RESULT_STATUS_FAULT) {
+        resync(core);
+        return;
+    }
+    uint64_t first = core->refused_seq;
+    pop_oldest(core);
+    if (core->outstanding_count == 0) {
+        core->refused = false;
+        take_refusal(core, first);
+    }
+}
+
 static void take_result(struct core *core, const struct core_input *input) {
     const struct step_result *result = input->result.result;
+    const struct outstanding *plan = oldest(core);
     bool ours = core->ready && core->worker.value == input->result.worker.value &&
-                result->epoch == core->epoch && core->outstanding &&
-                result->seq == core->next_seq - 1;
+                result->epoch == core->epoch && plan != NULL && result->seq == plan->seq;
     if (!ours) {
         core->counters.results_stale++;
         return;
     }
-    if (result->status == RESULT_STATUS_REFUSED) {
-        take_refusal(core);
+    if (result->status == RESULT_STATUS_REFUSED && !core->refused) {
+        core->refused = true;
+        core->refused_seq = result->seq;
+    }
+    if (core->refused) {
+        take_undone(core, result);
         return;
     }
     if (result->status != RESULT_STATUS_OK || !result_fits(core, result)) {
         resync(core);
         return;
     }
-    core->outstanding = false;
-    core->condemned = core->condemned && core->outstanding_rows == 0;
-    core->counters.tokens_prompt_computed += core->outstanding_prompt_rows;
-    core->counters.kv_blocks_moved += core->outstanding_moves;
-    learn_pace(core, result);
+    struct outstanding done = *plan;
+    pop_oldest(core);
+    core->condemned = core->condemned && done.rows == 0;
+    core->counters.tokens_prompt_computed += done.prompt_rows;
+    core->counters.kv_blocks_moved += done.moves;
+    learn_pace(core, &done, result);
     scheduler_complete(core->scheduler, result->seq);
     for (uint32_t i = 0; i < result->row_count; i++) {
         take_row(core, &result->rows[i]);
@@ -532,17 +578,20 @@ static void take_result(struct core *core, const struct core_input *input) {
 
 // A step is overdue past six times its predicted time, and never before a second.
 static uint64_t step_overdue_us(const struct core *core, uint64_t now_us) {
-    if (!core->outstanding) {
+    const struct outstanding *plan = oldest(core);
+    if (plan == NULL) {
         return 0;
     }
-    uint64_t predicted = (uint64_t)(6.0 * core->us_per_row * core->outstanding_rows);
+    uint64_t predicted = (uint64_t)(6.0 * core->us_per_row * plan->rows);
     // Without experience any step may take long: the first one of a large model, for example.
     uint64_t floor_us = core->us_per_row == 0.0 ? 30u * 1000 * 1000 : 1000 * 1000;
     if (scheduler_pool_answering(core->scheduler)) {
         floor_us = BOUND_RESIZE_US;
     }
     uint64_t allowed = predicted > floor_us ? predicted : floor_us;
-    uint64_t elapsed = now_us - core->outstanding_since_us;
+    // It began when it was sent, or when the one before it was done.
+    uint64_t begun_us = plan->sent_us > core->answered_us ? plan->sent_us : core->answered_us;
+    uint64_t elapsed = now_us - begun_us;
     return elapsed > allowed ? elapsed - allowed : 0;
 }
 
@@ -608,30 +657,40 @@ static void tell_admissions(struct core *core, const struct plan *plan) {
     }
 }
 
-static void send_next_plan(struct core *core) {
-    if (!core->ready || core->outstanding) {
-        return;
+// A step that takes long gains nothing from a plan that waits behind it, and whoever arrives
+// meanwhile would wait for both.
+static bool may_send(const struct core *core) {
+    const struct outstanding *plan = oldest(core);
+    if (plan == NULL) {
+        return true;
+    }
+    return core->outstanding_count < core->config.depth &&
+           core->us_per_row * plan->rows <= BOUND_PIPELINED_STEP_US;
+}
+
+static bool send_plan(struct core *core) {
+    if (!core->ready || core->refused || !may_send(core)) {
+        return false;
     }
     step_plan_reset(core->plan);
-    if (!scheduler_plan(core->scheduler, core->plan)) {
-        return;
+    if (!scheduler_plan(core->scheduler, core->plan, core->next_seq)) {
+        return false;
     }
     const struct plan *plan =
         step_plan_finish(core->plan, core->config.group, core->epoch, core->next_seq);
     struct error err = {0};
     enum status status = plan_validate(plan, &core->limits, &err);
     INVARIANT(status == STATUS_OK);
-    core->next_seq++;
-    core->outstanding = true;
-    core->outstanding_since_us = core->now_us;
-    core->outstanding_rows = plan_rows(plan);
-    core->outstanding_prompt_rows = core->outstanding_rows - plan->decode_rows;
-    core->outstanding_moves = plan->move_count;
+    uint32_t at = (core->outstanding_first + core->outstanding_count++) % SCHEDULER_DEPTH_MAX;
+    uint32_t rows = plan_rows(plan);
+    core->outstanding[at] = (struct outstanding){core->next_seq++, core->now_us, rows,
+                                                 rows - plan->decode_rows, plan->move_count};
     core->counters.plans++;
     struct core_action action = {.kind = CORE_ACTION_SEND_PLAN,
                                  .send = {.worker = core->worker, .plan = plan}};
     act(core, &action);
     tell_admissions(core, plan);
+    return true;
 }
 
 void core_tick(struct core *core, uint64_t now_us, const struct core_input *inputs,
@@ -651,7 +710,8 @@ void core_tick(struct core *core, uint64_t now_us, const struct core_input *inpu
     if (given_up) {
         finish_all(core, FINISH_REASON_FAULT);
     }
-    send_next_plan(core);
+    while (send_plan(core)) {
+    }
     if (core->draining && !core->drained_told && request_table_count(core->requests) == 0) {
         core->drained_told = true;
         act(core, &(struct core_action){.kind = CORE_ACTION_DRAINED});

@@ -192,6 +192,7 @@ struct core_config {
     uint32_t step_tokens_max;    // --max-num-batched-tokens
     uint32_t blocks_max;         // most KV blocks a worker may report
     uint64_t group;              // id of the group this core drives
+    uint32_t depth;              // plans that may be outstanding, 1 to 3
     // Key of the hash under which blocks are found again: the deployment's secret.
     uint8_t prefix_secret[HASH_KEY_BYTES];
 };

@@ -18,7 +18,7 @@
 //   from        to          by
 //   (none)      WAITING     request_table_add
 //   WAITING     PREFILLING  scheduler, when a slot is free and the state stays safe
-//   PREFILLING  DECODING    scheduler, when the result of the last chunk arrives
+//   PREFILLING  DECODING    scheduler, when the last chunk is planned: the worker goes on by itself
 //   running     WAITING     core, when the worker is lost: token log kept, blocks gone
 //   any         (none)      request_table_remove, with exactly one terminal action
 //
@@ -40,7 +40,9 @@ struct request {
     uint64_t admitted_us;         // for the first time; 0 before
     uint32_t known;               // tokens in the log: prompt and outputs
     uint32_t computed;            // positions whose KV a completed step has written
-    uint32_t in_flight;           // positions that the outstanding plan computes
+    uint32_t planned;             // positions that are computed once all outstanding plans are done
+    uint32_t prefill_end;         // tokens of the log at admission: chunks end there
+    uint64_t chunk_step;          // of the step that planned its last chunk
     uint32_t len_max;             // prompt + output_max, at most the group's sequence limit
     uint32_t resumes;             // times its group was lost
     uint32_t slot;                // while running

@@ -20,9 +20,16 @@ enum status scheduler_create(const struct scheduler_options *options, struct sch
     // Touched only as far as sequences grow: most of it never becomes resident.
     s->block_ids =
         memory_array((size_t)options->seqs_max * options->blocks_per_seq_max, sizeof *s->block_ids);
+    bool whole =
+        s->slots != NULL && s->free_slots != NULL && s->order != NULL && s->block_ids != NULL;
+    for (uint32_t i = 0; i < SCHEDULER_DEPTH_MAX; i++) {
+        struct flight *flight = &s->flights[i];
+        flight->chunks = memory_array(options->seqs_max, sizeof *flight->chunks);
+        flight->told = memory_array(options->seqs_max, sizeof *flight->told);
+        whole = whole && flight->chunks != NULL && flight->told != NULL;
+    }
     enum status status = safety_tree_create(options->blocks_per_seq_max, &s->safety, err);
-    if (status == STATUS_OK &&
-        (s->slots == NULL || s->free_slots == NULL || s->order == NULL || s->block_ids == NULL)) {
+    if (status == STATUS_OK && !whole) {
         status = error_set(err, STATUS_EXHAUSTED, "no memory for %u slots", options->seqs_max);
     }
     if (status != STATUS_OK) {
@@ -38,6 +45,10 @@ void scheduler_destroy(struct scheduler *s) {
         return;
     }
     safety_tree_destroy(s->safety);
+    for (uint32_t i = 0; i < SCHEDULER_DEPTH_MAX; i++) {
+        memory_free(s->flights[i].chunks);
+        memory_free(s->flights[i].told);
+    }
     memory_free(s->slots);
     memory_free(s->free_slots);
     memory_free(s->order);
@@ -77,6 +88,7 @@ void scheduler_start(struct scheduler *s, const struct message_capacity *capacit
     s->envelope.seq_tokens = smaller(e->seq_tokens, e->attended_tokens_max);
     s->block_tokens = capacity->block_tokens;
     s->retire_count = 0;
+    s->flight_count = 0;
     s->pool_phase = POOL_STEADY;
     s->move_count = 0;
     s->move_blocks = 0;
@@ -221,10 +233,20 @@ static bool may_run(const struct scheduler *s, const struct request *request) {
 
 // ---- decoding ----------------------------------------------------------------------------------
 
+// The slot's `told` changes with the plan being made.
+static struct told *tell(struct scheduler *s, uint32_t slot) {
+    struct flight *flight = &s->flights[(s->flight_first + s->flight_count) % SCHEDULER_DEPTH_MAX];
+    if (s->slots[slot].told_step != s->step) {
+        s->slots[slot].told_step = s->step;
+        flight->told[flight->told_count++].slot = slot;
+    }
+    return &s->slots[slot].told;
+}
+
 static void pause_slot(struct scheduler *s, struct step_plan *plan, uint32_t slot) {
     scheduler_request(s, slot)->paused = true;
     if (!s->slots[slot].told.paused) {
-        s->slots[slot].told.paused = true;
+        tell(s, slot)->paused = true;
         s->change_count++;
         step_plan_update(plan, &(struct plan_update){.ref = scheduler_ref(s, slot), .pause = true});
     }
@@ -233,8 +255,8 @@ static void pause_slot(struct scheduler *s, struct step_plan *plan, uint32_t slo
 // One more position for a decoding sequence: a new block when it crosses a border, else a pause.
 static bool make_room(struct scheduler *s, struct step_plan *plan, uint32_t slot) {
     struct request *request = scheduler_request(s, slot);
-    struct told *told = &s->slots[slot].told;
-    bool crosses = request->known > request->block_count * s->block_tokens;
+    const struct told *told = &s->slots[slot].told;
+    bool crosses = request->planned >= request->block_count * s->block_tokens;
     if (crosses && !take_blocks(s, request, slot, 1)) {
         pause_slot(s, plan, slot);
         return false;
@@ -247,9 +269,9 @@ static bool make_room(struct scheduler *s, struct step_plan *plan, uint32_t slot
     };
     if (update.append_count > 0 || update.resume) {
         step_plan_update(plan, &update);
+        tell(s, slot)->blocks = request->block_count;
+        tell(s, slot)->paused = false;
     }
-    told->blocks = request->block_count;
-    told->paused = false;
     request->paused = false;
     return true;
 }
@@ -260,18 +282,18 @@ static uint32_t plan_decodes(struct scheduler *s, struct step_plan *plan) {
     for (uint32_t i = 0; i < s->running; i++) {
         uint32_t slot = s->order[i];
         struct request *request = scheduler_request(s, slot);
-        request->in_flight = 0;
-        if (request->state != REQUEST_DECODING) {
+        // Its last token may be on its way.
+        if (request->state != REQUEST_DECODING || request->planned + 1 >= request->len_max) {
             continue;
         }
         // Envelope: whoever the step has no place for waits, and so is paused for one step.
         struct step_share share =
-            step_share_decode(request->known, request->spec.sampling.want_logprobs);
+            step_share_decode(request->planned + 1, request->spec.sampling.want_logprobs);
         if (!may_run(s, request) || !fits(s, &share)) {
             pause_slot(s, plan, slot);
         } else if (make_room(s, plan, slot)) {
             step_size_add(&s->size, &share);
-            request->in_flight = 1;
+            request->planned++;
             rows++;
         }
     }
@@ -283,9 +305,9 @@ static uint32_t plan_decodes(struct scheduler *s, struct step_plan *plan) {
 static struct step_share share_of_chunk(const struct request *request, uint32_t tokens) {
     const struct sampling_params *sampling = &request->spec.sampling;
     struct step_chunk chunk = {
-        .start = request->computed,
+        .start = request->planned,
         .count = tokens,
-        .last = request->computed + tokens == request->known,
+        .last = request->planned + tokens == request->prefill_end,
         .prompt_tokens = request->spec.prompt_count,
         .len_max = request->len_max,
         .want_logprobs = sampling->want_logprobs,
@@ -315,12 +337,17 @@ static uint32_t chunk_that_fits(const struct scheduler *s, const struct request 
 static void plan_chunk(struct scheduler *s, struct step_plan *plan, uint32_t slot,
                        uint32_t tokens) {
     struct request *request = scheduler_request(s, slot);
-    uint32_t start = request->computed;
-    bool last = start + tokens == request->known;
+    uint32_t start = request->planned;
+    bool last = start + tokens == request->prefill_end;
     bool scored = request->spec.sampling.want_prompt_logprobs && !last;
     struct step_share share = share_of_chunk(request, tokens);
     step_size_add(&s->size, &share);
-    request->in_flight = tokens;
+    request->planned += tokens;
+    request->chunk_step = s->step;
+    request->state = last ? REQUEST_DECODING : REQUEST_PREFILLING;
+    struct flight *flight = &s->flights[(s->flight_first + s->flight_count) % SCHEDULER_DEPTH_MAX];
+    flight->chunks[flight->chunk_count++] =
+        (struct flight_chunk){slot, s->slots[slot].gen, request->planned};
     step_plan_prefill(plan, &(struct plan_prefill){
                                 .ref = scheduler_ref(s, slot),
                                 .start_pos = start,
@@ -336,11 +363,11 @@ static uint32_t plan_prefills(struct scheduler *s, struct step_plan *plan, uint3
                               uint32_t budget) {
     for (uint32_t i = from; i < s->running && budget > 0; i++) {
         struct request *request = scheduler_request(s, s->order[i]);
-        if (request->state != REQUEST_PREFILLING || request->in_flight > 0 ||
+        if (request->state != REQUEST_PREFILLING || request->chunk_step == s->step ||
             !may_run(s, request)) {
             continue;
         }
-        uint32_t tokens = smaller(request->known - request->computed, budget);
+        uint32_t tokens = smaller(request->prefill_end - request->planned, budget);
         tokens = chunk_that_fits(s, request, tokens);
         if (tokens > 0) {
             plan_chunk(s, plan, s->order[i], tokens);
@@ -478,12 +505,12 @@ static bool try_admit(struct scheduler *s, struct step_plan *plan, uint32_t inde
     request->slot = slot;
     request->cached = found * s->block_tokens;
     request->computed = request->cached;
+    request->planned = request->cached;
     request->published = found;
-    request->in_flight = 0;
     request->paused = false;
     s->slots[slot].request = index;
     s->slots[slot].gen++;
-    s->slots[slot].told =
+    *tell(s, slot) =
         (struct told){.present = true, .gen = s->slots[slot].gen, .blocks = request->block_count};
     s->change_count++;
     uint32_t history = sampling_uses_history(&request->spec.sampling) ? request->cached : 0;
@@ -515,7 +542,8 @@ static bool anybody_paused(const struct scheduler *s) {
 
 // A step without place for one of its tokens admits nobody: it would hold blocks for nothing.
 static bool has_place(const struct scheduler *s, struct request *request) {
-    request->computed = 0;
+    request->planned = 0;
+    request->prefill_end = request->known;
     request->len_max = scheduler_length_max(s, &request->spec);
     return chunk_that_fits(s, request, 1) > 0;
 }
@@ -547,7 +575,7 @@ static void plan_retirements(struct scheduler *s, struct step_plan *plan) {
         struct slot *slot = &s->slots[i];
         if (slot->request == REQUEST_NONE && slot->told.present) {
             step_plan_retire(plan, (struct slot_ref){i, slot->told.gen});
-            slot->told = (struct told){0};
+            *tell(s, i) = (struct told){0};
             s->change_count++;
             s->retire_count--;
             s->free_slots[s->free_slot_count++] = i;
@@ -580,15 +608,49 @@ static void plan_step(struct scheduler *s, struct step_plan *plan) {
     admit_some(s, plan, budget);
 }
 
-bool scheduler_plan(struct scheduler *s, struct step_plan *plan) {
+uint32_t scheduler_outstanding(const struct scheduler *s) {
+    return s->flight_count;
+}
+
+// A plan made behind others would be wrong where their answers decide what it says: what is divided
+// after a refusal, and where blocks are while they move.
+static bool must_wait(const struct scheduler *s) {
+    bool alone = s->split.changes_only || s->split.tokens < s->envelope.tokens ||
+                 s->split.seqs < s->envelope.seqs || s->pool_phase != POOL_STEADY || any_suspect(s);
+    return s->flight_count == SCHEDULER_DEPTH_MAX || (s->flight_count > 0 && alone);
+}
+
+static void open_flight(struct scheduler *s, struct flight *flight) {
+    s->step++;
+    flight->chunk_count = 0;
+    flight->told_count = 0;
+}
+
+bool scheduler_plan(struct scheduler *s, struct step_plan *plan, uint64_t seq) {
+    if (must_wait(s)) {
+        return false;
+    }
+    struct flight *flight = &s->flights[(s->flight_first + s->flight_count) % SCHEDULER_DEPTH_MAX];
+    open_flight(s, flight);
     plan_step(s, plan);
     if (step_plan_empty(plan) && s->suspects_only) {
         // Suspects wait for blocks that others hold: the step is everybody's again.
         clear_suspects(s);
+        open_flight(s, flight);
         plan_step(s, plan);
     }
     INVARIANT(step_size_fits(&s->size, &s->envelope));
-    return !step_plan_empty(plan);
+    if (step_plan_empty(plan)) {
+        return false;
+    }
+    flight->seq = seq;
+    flight->size = s->size;
+    flight->change_count = s->change_count;
+    for (uint32_t i = 0; i < flight->told_count; i++) {
+        flight->told[i].told = s->slots[flight->told[i].slot].told;
+    }
+    s->flight_count++;
+    return true;
 }
 
 // ---- answers -----------------------------------------------------------------------------------
@@ -604,26 +666,35 @@ static void grow_back(struct scheduler *s) {
     }
 }
 
+void scheduler_advance(struct scheduler *s, uint32_t index, uint32_t position) {
+    struct request *request = request_at(s->options.requests, index);
+    INVARIANT(position <= request->planned);
+    request->suspect = false;
+    if (position > request->computed) {
+        request->computed = position;
+        publish(s, request);
+    }
+}
+
 void scheduler_complete(struct scheduler *s, uint64_t seq) {
+    INVARIANT(s->flight_count > 0);
+    const struct flight *flight = &s->flights[s->flight_first];
+    INVARIANT(flight->seq == seq);
     kv_blocks_complete(s->options.blocks, seq);
     scheduler_finish_moves(s, seq);
     grow_back(s);
-    for (uint32_t i = 0; i < s->envelope.seqs; i++) {
-        s->slots[i].applied = s->slots[i].told;
+    for (uint32_t i = 0; i < flight->told_count; i++) {
+        s->slots[flight->told[i].slot].applied = flight->told[i].told;
     }
-    for (uint32_t i = 0; i < s->running; i++) {
-        struct request *request = scheduler_request(s, s->order[i]);
-        if (request->in_flight > 0) {
-            request->suspect = false;
-        }
-        request->computed += request->in_flight;
-        INVARIANT(request->computed <= request->known);
-        request->in_flight = 0;
-        publish(s, request);
-        if (request->state == REQUEST_PREFILLING && request->computed == request->known) {
-            request->state = REQUEST_DECODING;
+    for (uint32_t i = 0; i < flight->chunk_count; i++) {
+        const struct flight_chunk *chunk = &flight->chunks[i];
+        uint32_t index = scheduler_owner(s, (struct slot_ref){chunk->slot, chunk->gen});
+        if (index != REQUEST_NONE) {
+            scheduler_advance(s, index, chunk->end);
         }
     }
+    s->flight_first = (s->flight_first + 1) % SCHEDULER_DEPTH_MAX;
+    s->flight_count--;
 }
 
 static void leave_slot(struct request *request) {
@@ -633,7 +704,7 @@ static void leave_slot(struct request *request) {
     request->computed = 0;
     request->cached = 0;
     request->published = 0;
-    request->in_flight = 0;
+    request->planned = 0;
     request->paused = false;
 }
 
@@ -647,24 +718,25 @@ static void take_back(struct scheduler *s, uint32_t slot) {
     s->slots[slot].request = REQUEST_NONE;
 }
 
-enum scheduler_refusal scheduler_refuse(struct scheduler *s, uint32_t *guilty) {
-    uint32_t seqs = s->size.seqs;
-    uint32_t rows = s->size.tokens;
-    uint32_t other_changes = s->change_count;
-    *guilty = REQUEST_NONE;
-    scheduler_undo_moves(s);
+// Everybody who runs falls back to what the worker knows and has computed; whose admission it never
+// took goes back to the line.
+static void fall_back(struct scheduler *s, uint32_t *suspect, uint32_t *admissions) {
+    *suspect = REQUEST_NONE;
+    *admissions = 0;
     // From the last admitted to the first, so that those who go back to the line keep their order.
     for (uint32_t i = s->running; i > 0; i--) {
         uint32_t slot = s->order[i - 1];
         struct request *request = scheduler_request(s, slot);
         const struct told *applied = &s->slots[slot].applied;
         bool known = applied->present && applied->gen == s->slots[slot].gen;
-        if (request->in_flight > 0) {
+        if (request->planned > request->computed) {
             request->suspect = true;
-            *guilty = s->slots[slot].request;
-            other_changes -= known ? 0 : 1;    // its own admission
+            *suspect = s->slots[slot].request;
+            *admissions += known ? 0 : 1;
         }
-        request->in_flight = 0;
+        request->planned = request->computed;
+        request->state =
+            request->computed < request->prefill_end ? REQUEST_PREFILLING : REQUEST_DECODING;
         if (!known) {
             take_back(s, slot);
             s->running--;
@@ -675,13 +747,25 @@ enum scheduler_refusal scheduler_refuse(struct scheduler *s, uint32_t *guilty) {
         s->slots[i].told = s->slots[i].applied;
     }
     list_free_slots(s);
+}
+
+enum scheduler_refusal scheduler_refuse(struct scheduler *s, uint32_t *guilty) {
+    INVARIANT(s->flight_count > 0);
+    const struct flight *flight = &s->flights[s->flight_first];
+    bool alone = s->flight_count == 1;
+    uint32_t seqs = flight->size.seqs, rows = flight->size.tokens;
+    uint32_t admissions = 0;
+    scheduler_undo_moves(s);
+    fall_back(s, guilty, &admissions);
+    uint32_t other_changes = flight->change_count - (alone ? admissions : 0);
+    s->flight_count = 0;
     s->split.passed = 0;
     s->split.seqs = seqs > 1 ? seqs / 2 : 1;
     s->split.tokens = rows > 1 ? rows / 2 : 1;
     if (rows == 0) {
         return SCHEDULER_REFUSAL_STATE;
     }
-    if (rows > 1) {
+    if (rows > 1 || !alone) {
         return SCHEDULER_REFUSAL_SPLIT;
     }
     s->split.changes_only = other_changes > 0;
@@ -726,6 +810,7 @@ void scheduler_stop(struct scheduler *s) {
         request_waiting_enter_front(s->options.requests, index);
     }
     clear_suspects(s);    // of the worker that is gone
+    s->flight_count = 0;
     s->move_count = 0;
     s->move_blocks = 0;
     s->pool_phase = POOL_STEADY;
@@ -756,7 +841,10 @@ void scheduler_audit(const struct scheduler *s) {
         const struct request *request = request_at(s->options.requests, s->slots[slot].request);
         INVARIANT(request->slot == slot);
         INVARIANT(request->known <= request->len_max);
-        INVARIANT(request->computed + request->in_flight <= request->block_count * s->block_tokens);
+        INVARIANT(request->computed <= request->planned);
+        INVARIANT(request->planned <= request->block_count * s->block_tokens);
+        INVARIANT(request->planned < request->known + s->flight_count ||
+                  request->planned == request->computed || request->state == REQUEST_PREFILLING);
         INVARIANT(s->slots[slot].told.present);
         INVARIANT(s->slots[slot].told.gen == s->slots[slot].gen);
         INVARIANT(s->slots[slot].told.blocks <= request->block_count);

@@ -31,6 +31,8 @@ struct scheduler_options {
     const uint8_t *prefix_secret;    // [HASH_KEY_BYTES]
 };
 
+enum { SCHEDULER_DEPTH_MAX = 3 };    // plans that may be outstanding
+
 enum status scheduler_create(const struct scheduler_options *options, struct scheduler **out,
                              struct error *err) MUST_USE;
 void scheduler_destroy(struct scheduler *scheduler);
@@ -47,8 +49,10 @@ bool scheduler_too_large(const struct scheduler *scheduler, const struct core_re
 // that came back may have a shorter context or a smaller pool than the one before.
 bool scheduler_misfit(const struct scheduler *scheduler, const struct request *request);
 
-// Fills the builder with the next step. False when there is nothing to do.
-bool scheduler_plan(struct scheduler *scheduler, struct step_plan *plan);
+// Fills the builder with the next step, which becomes the plan `seq`, outstanding behind those that
+// are: it is made from what will hold when they are done. False when there is nothing to do now.
+bool scheduler_plan(struct scheduler *scheduler, struct step_plan *plan, uint64_t seq);
+uint32_t scheduler_outstanding(const struct scheduler *scheduler);
 
 // ---- another size of the pool ------------------------------------------------------------------
 //
@@ -72,12 +76,15 @@ bool scheduler_pool_answering(const struct scheduler *scheduler);
 // The pool has `total` blocks, as the worker says. False when that is less than are in use.
 bool scheduler_set_pool(struct scheduler *scheduler, uint32_t total);
 
-// The outstanding plan `seq` completed: advances every request by what it computed.
+// The oldest outstanding plan, `seq`, completed: prompts advance by its chunks.
 void scheduler_complete(struct scheduler *scheduler, uint64_t seq);
 
-// The outstanding plan was refused: nothing of it happened. What it said is said again by the next
-// plans, in smaller parts: half of its sequences and rows at a time, until a part passes or is a
-// single row.
+// A token was drawn for `position`: all positions before it are computed.
+void scheduler_advance(struct scheduler *scheduler, uint32_t request, uint32_t position);
+
+// The oldest outstanding plan was refused and the worker did none of those behind it: nothing of
+// them happened. What they said is said again by the next plans, in smaller parts: half of its
+// sequences and rows at a time, until a part passes or is a single row.
 enum scheduler_refusal {
     SCHEDULER_REFUSAL_SPLIT,     // go on planning
     SCHEDULER_REFUSAL_GUILTY,    // a plan of `*guilty`'s one row alone: it can never run there

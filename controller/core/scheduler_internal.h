@@ -20,6 +20,7 @@ struct told {
 struct slot {
     uint32_t request;    // REQUEST_NONE: free, or still to be retired
     uint32_t gen;
+    uint64_t told_step;     // that changed `told` last
     struct told told;       // once the plans sent so far are carried out
     struct told applied;    // by the plans that were; a refused plan falls back to it
 };
@@ -31,6 +32,22 @@ struct split {
     uint32_t tokens;      // most rows of a step; grows back with plans that pass
     uint32_t passed;      // plans carried out since `tokens` changed
     bool changes_only;    // the next plan has no rows: are the other changes at fault?
+};
+
+// A plan that is out: what holds once it is carried out, as far as its answer does not say it.
+struct flight {
+    uint64_t seq;
+    struct step_size size;
+    uint32_t change_count;
+    struct flight_chunk {
+        uint32_t slot, gen, end;
+    } * chunks;    // [seqs_max]
+    uint32_t chunk_count;
+    struct flight_told {
+        uint32_t slot;
+        struct told told;
+    } * told;    // [seqs_max] slots whose knowledge changed
+    uint32_t told_count;
 };
 
 enum pool_phase { POOL_STEADY, POOL_MOVING, POOL_ASKING, POOL_ASKED, POOL_ANSWERING };
@@ -54,7 +71,10 @@ struct scheduler {
     struct envelope envelope;    // the worker's, lowered by the options
     uint32_t block_tokens;
     uint32_t retire_count;    // slots without a request that the worker still knows
-    // Of the step being planned, or the one that is out.
+    struct flight flights[SCHEDULER_DEPTH_MAX];    // ring
+    uint32_t flight_first, flight_count;
+    uint64_t step;    // steps planned so far
+    // Of the step being planned.
     struct envelope allowed;    // the envelope, lowered while work is split
     bool suspects_only;
     bool prompt_waits;    // one that runs got no token: the step is full for it

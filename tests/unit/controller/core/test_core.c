@@ -7,6 +7,7 @@
 #include "common/rng.h"
 #include "controller/core/core.h"
 #include "controller/core/prefix_index.h"
+#include "controller/core/scheduler.h"
 #include "tests/unit/controller/core/fake_worker.h"
 #include "tests/unit/suites.h"
 
@@ -44,7 +45,13 @@ struct world {
     struct client clients[CLIENTS];
     uint64_t now_us, next_id, epoch;
     bool plan_waits;              // the worker holds a plan it has not answered
-    struct step_result result;    // its answer
+    struct step_result result;    // its answer to the oldest
+    struct pending {
+        struct step_result result;
+        struct result_row rows[STEP_TOKENS + SEQS];
+        uint32_t resized;
+    } pending[SCHEDULER_DEPTH_MAX], answered;
+    uint32_t pending_count, depth, deepest;
     bool resync;
     uint32_t asked_resizes, told_resizes;
     struct core_action resized;    // the last
@@ -63,6 +70,25 @@ static struct client *client_of(struct world *w, uint64_t id) {
     }
     ck_abort_msg("action for request %llu, which is not open", (unsigned long long)id);
     return NULL;
+}
+
+static void show_oldest(struct world *w) {
+    w->plan_waits = w->pending_count > 0;
+    w->pending[0].result.rows = w->pending[0].rows;
+    w->result = w->pending[0].result;
+}
+
+// The oldest answer is on its way; what a test changed in `result` goes with it.
+static uint32_t take_answer(struct world *w) {
+    ck_assert_uint_gt(w->pending_count, 0);
+    w->answered = w->pending[0];
+    w->answered.result = w->result;
+    if (w->result.rows == w->pending[0].rows) {
+        w->answered.result.rows = w->answered.rows;
+    }
+    memmove(w->pending, w->pending + 1, --w->pending_count * sizeof *w->pending);
+    show_oldest(w);
+    return w->answered.resized;
 }
 
 static void on_token(struct world *w, const struct core_action *action) {
@@ -89,13 +115,26 @@ static void on_finished(struct world *w, const struct core_action *action) {
     client->open = false;
 }
 
+// The worker carries it out at once; its answer waits until the test gives it.
+static void take_plan(struct world *w, const struct plan *plan) {
+    ck_assert_uint_lt(w->pending_count, w->depth);
+    struct pending *pending = &w->pending[w->pending_count++];
+    fake_worker_run(w->worker, plan, &pending->result);
+    ck_assert_uint_le(pending->result.row_count, STEP_TOKENS + SEQS);
+    if (pending->result.row_count > 0) {
+        memcpy(pending->rows, pending->result.rows,
+               pending->result.row_count * sizeof *pending->rows);
+    }
+    pending->resized = fake_worker_resized(w->worker);
+    w->deepest = w->pending_count > w->deepest ? w->pending_count : w->deepest;
+    show_oldest(w);
+}
+
 static void on_action(void *ctx, const struct core_action *action) {
     struct world *w = ctx;
     switch (action->kind) {
     case CORE_ACTION_SEND_PLAN:
-        ck_assert(!w->plan_waits);
-        w->plan_waits = true;
-        fake_worker_run(w->worker, action->send.plan, &w->result);
+        take_plan(w, action->send.plan);
         break;
     case CORE_ACTION_TOKEN:
         on_token(w, action);
@@ -136,22 +175,23 @@ static void tick(struct world *w, const struct core_input *input) {
 static void worker_ready(struct world *w) {
     fake_worker_reset(w->worker, ++w->epoch);
     w->capacity.kv_blocks = fake_worker_pool(w->worker);
-    w->plan_waits = false;
+    w->pending_count = 0;
+    show_oldest(w);
     struct core_input input = {.kind = CORE_INPUT_WORKER_READY,
                                .ready = {{0}, &w->capacity, w->epoch}};
     tick(w, &input);
 }
 
 static void worker_lost(struct world *w) {
-    w->plan_waits = false;
+    w->pending_count = 0;
+    show_oldest(w);
     struct core_input input = {.kind = CORE_INPUT_WORKER_LOST, .lost = {{0}, "test"}};
     tick(w, &input);
 }
 
 static void answer(struct world *w) {
-    struct core_input input = {.kind = CORE_INPUT_RESULT, .result = {{0}, &w->result}};
-    w->plan_waits = false;
-    uint32_t blocks = fake_worker_resized(w->worker);
+    uint32_t blocks = take_answer(w);
+    struct core_input input = {.kind = CORE_INPUT_RESULT, .result = {{0}, &w->answered.result}};
     tick(w, &input);
     if (blocks > 0) {
         // The capacity report follows the result, in the same epoch.
@@ -220,13 +260,15 @@ static void submit(struct world *w, struct client *client) {
     tick(w, &input);
 }
 
-static void world_init(struct world *w) {
+static void world_init_depth(struct world *w, uint32_t depth) {
     memset(w, 0, sizeof *w);
+    w->depth = depth;
     struct core_config config = {.seqs_max = SEQS,
                                  .waiting_max = WAITING,
                                  .step_tokens_max = STEP_TOKENS,
                                  .blocks_max = FAKE_BLOCKS_MAX,
                                  .group = 1,
+                                 .depth = depth,
                                  .prefix_secret = "a test's secret"};
     ck_assert_int_eq(core_create(&config, &w->core, NULL), STATUS_OK);
     w->capacity = (struct message_capacity){
@@ -245,6 +287,10 @@ static void world_init(struct world *w) {
     };
     struct plan_limits limits = {w->capacity.envelope, BLOCK_TOKENS, KV_BLOCKS, VOCABULARY};
     w->worker = fake_worker_create(&limits);
+}
+
+static void world_init(struct world *w) {
+    world_init_depth(w, 1);
 }
 
 static void world_deinit(struct world *w) {
@@ -616,9 +662,8 @@ START_TEST(a_slow_resize_is_no_lost_step) {
     answer(&w);
     uint32_t blocks = 0;
     while (blocks == 0) {
-        struct core_input input = {.kind = CORE_INPUT_RESULT, .result = {{0}, &w.result}};
-        w.plan_waits = false;
-        blocks = fake_worker_resized(w.worker);
+        blocks = take_answer(&w);
+        struct core_input input = {.kind = CORE_INPUT_RESULT, .result = {{0}, &w.answered.result}};
         tick(&w, &input);
     }
     ck_assert(w.plan_waits);
@@ -990,7 +1035,7 @@ START_TEST(random_histories_keep_every_promise) {
     struct world w;
     struct rng rng;
     rng_init(&rng, (uint64_t)_i + 1);
-    world_init(&w);
+    world_init_depth(&w, 1 + (uint32_t)_i / 3 % SCHEDULER_DEPTH_MAX);
     random_envelope(&w, &rng, _i);
     w.loses = _i % 2 == 0;
     worker_ready(&w);
@@ -1005,6 +1050,7 @@ START_TEST(random_histories_keep_every_promise) {
     ck_assert_uint_eq(gauges.kv_blocks_total, w.capacity.kv_blocks);
     ck_assert_uint_eq(w.told_resizes, w.asked_resizes);
     ck_assert_uint_gt(fake_worker_moves(w.worker), 0);
+    ck_assert_uint_eq(w.deepest, w.depth);
     ck_assert_uint_gt(fake_worker_cached(w.worker), 0);
     // Nobody who was accepted is failed for a smaller pool.
     ck_assert(w.loses || w.finished[FINISH_REASON_FAULT] == 0);
