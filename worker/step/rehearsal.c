@@ -11,6 +11,7 @@ struct script {
     bool decodes;               // the context has room for a token after the first drawn one
     uint32_t blocks_longest;    // of the first sequence
     uint32_t blocks_each;       // of the others
+    uint32_t spare;             // 1: block 0 is nobody's, so that a block can move there; else 0
     int32_t *tokens;            // [longest prompt]
     uint32_t *blocks;           // [blocks_longest + (seqs - 1) * blocks_each]
     struct plan_admit *admits;
@@ -47,6 +48,8 @@ static void limit_shape(const struct plan_limits *limits, struct script *script)
     INVARIANT(limits->kv_blocks >= script->blocks_longest);    // else the start was refused
     uint32_t others = (limits->kv_blocks - script->blocks_longest) / script->blocks_each;
     script->seqs = min_u32(script->seqs, 1 + others);
+    uint32_t used = script->blocks_longest + (script->seqs - 1) * script->blocks_each;
+    script->spare = limits->kv_blocks > used ? 1 : 0;
 }
 
 uint32_t rehearsal_blocks(const struct plan_limits *limits) {
@@ -59,7 +62,7 @@ uint32_t rehearsal_blocks(const struct plan_limits *limits) {
 }
 
 static void write_plans(struct script *script) {
-    uint32_t block = 0;
+    uint32_t block = 0;    // index
     for (uint32_t i = 0; i < script->seqs; i++) {
         uint32_t prompt = script->chunk + (i == 0 ? script->rest : 0);
         uint32_t block_count = i == 0 ? script->blocks_longest : script->blocks_each;
@@ -82,7 +85,7 @@ static void write_plans(struct script *script) {
         };
         script->prefills[i] = (struct plan_prefill){ref, 0, prompt, script->tokens, -1, true};
         for (uint32_t b = 0; b < block_count; b++) {
-            script->blocks[block] = block;
+            script->blocks[block] = script->spare + block;
             block++;
         }
     }
@@ -112,7 +115,13 @@ static enum status run_script(struct executor *executor, const struct script *sc
         .admits = script->admits,
         .prefills = script->prefills,
     };
-    struct plan decode = {.epoch = 1, .seq = 2, .decode_rows = script->seqs};
+    // As when the pool shrinks under running sequences.
+    const struct plan_move move = {.ref = {0, 1}, .index = 0, .block = 0};
+    struct plan decode = {.epoch = 1,
+                          .seq = 2,
+                          .decode_rows = script->seqs,
+                          .move_count = script->spare,
+                          .moves = &move};
     executor_reset(executor, 1);
     executor_limit_layers(executor, 1);
     enum status status = run_plan(executor, &fill, err);

@@ -7,9 +7,10 @@
 // The worst steps of the envelope, run before anybody depends on them.
 //
 // The idea: what a worker has run once at its largest, it can run again. A step with every token
-// and every sequence, each drawing a token, then one in which all sequences decode, both as plans
-// through the executor like any other. One layer of the model is enough, since all layers use the
-// same offsets; so a rehearsal costs little more than the logits.
+// and every sequence, each drawing a token, then one in which all sequences decode, and a block
+// moves where the pool has one to spare; both as plans through the executor like any other. One
+// layer of the model is enough, since all layers use the same offsets; so a rehearsal costs little
+// more than the logits.
 //
 //   Owns       nothing; leaves the executor as it was before its first epoch.
 //   Thread     the step thread.
