@@ -128,7 +128,9 @@
 #define BOUND_BLOCK_TOKENS 256u
 // KV blocks that one plan moves, so that a shrinking pool never holds up a step for long. The rest
 // moves with the next plans.
-#define BOUND_KV_MOVES 64u
+#define BOUND_KV_COPIES 64u
+// Sequences told of it: each slot may hold the same block.
+#define BOUND_KV_MOVES BOUND_SEQS
 // Chunks of memory behind the KV pool: 64 MiB each on a device of any size. Refuse to grow.
 #define BOUND_KV_CHUNKS 65536u
 // Block ids of one sequence: blocks hold at least 16 tokens. Refuse the worker.

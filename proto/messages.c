@@ -148,8 +148,10 @@ static enum status check_moves(const struct plan *plan, const struct plan_limits
     if (plan->move_count > BOUND_KV_MOVES) {
         return range_error(err, "move count", plan->move_count, BOUND_KV_MOVES);
     }
+    uint32_t copies = 0;
     for (uint32_t i = 0; i < plan->move_count; i++) {
         const struct plan_move *move = &plan->moves[i];
+        bool is_new = true;
         TRY(check_slot(move->ref, limits, err));
         TRY(check_blocks(&move->block, 1, limits, err));
         for (uint32_t k = 0; k < i; k++) {
@@ -159,7 +161,12 @@ static enum status check_moves(const struct plan *plan, const struct plan_limits
                 return error_set(err, STATUS_INVALID, "two moves share a block of slot %u",
                                  move->ref.slot);
             }
+            is_new = is_new && other->block != move->block;
         }
+        copies += is_new ? 1 : 0;
+    }
+    if (copies > BOUND_KV_COPIES) {
+        return range_error(err, "blocks to move", copies, BOUND_KV_COPIES);
     }
     if (plan->kv_blocks > BOUND_BLOCKS) {
         return range_error(err, "KV blocks asked for", plan->kv_blocks, BOUND_BLOCKS);

@@ -63,7 +63,8 @@ static bool is_moving(const struct scheduler *s, uint32_t from) {
 // when the plan has no place for all, or the pool none for the block.
 static bool plan_move(struct scheduler *s, struct step_plan *plan, uint32_t from, uint32_t index) {
     uint32_t holders = kv_blocks_holders(s->options.blocks, from), to = 0;
-    if (s->move_count + holders > BOUND_KV_MOVES ||
+    // Alone in a plan, a block always has place: no two holders are one slot.
+    if (s->move_blocks == BOUND_KV_COPIES || s->move_count + holders > BOUND_KV_MOVES ||
         kv_blocks_take(s->options.blocks, 1, &to) != STATUS_OK) {
         return false;
     }

@@ -51,7 +51,7 @@ struct batch {
     uint32_t *block_table;                // [seqs, blocks_per_seq]
     uint32_t *logit_index;                // [tokens]
     struct op_sample_row *sample_rows;    // [tokens]
-    uint32_t *copy_from, *copy_to;        // [BOUND_KV_MOVES]
+    uint32_t *copy_from, *copy_to;        // [BOUND_KV_COPIES]
     uint32_t copy_count;
     struct logit_row *logit_rows;    // [tokens]
     struct step_size size;           // of the step being judged or laid out
@@ -74,7 +74,7 @@ size_t batch_step_bytes(const struct plan_limits *limits) {
     return array_bytes(tokens, sizeof(int32_t)) + 3 * array_bytes(tokens, sizeof(uint32_t)) +
            array_bytes(seqs + 1, sizeof(uint32_t)) + array_bytes(table, sizeof(uint32_t)) +
            array_bytes(tokens, sizeof(struct op_sample_row)) +
-           2 * array_bytes(BOUND_KV_MOVES, sizeof(uint32_t));
+           2 * array_bytes(BOUND_KV_COPIES, sizeof(uint32_t));
 }
 
 static void *carve(uint8_t **at, size_t count, size_t element_bytes) {
@@ -101,8 +101,8 @@ enum status batch_create(const struct batch_options *options, void *step_memory,
     batch->seq_row = carve(&at, (size_t)e->seqs + 1, sizeof(uint32_t));
     batch->block_table = carve(&at, (size_t)e->seqs * e->blocks_per_seq, sizeof(uint32_t));
     batch->sample_rows = carve(&at, e->tokens, sizeof(struct op_sample_row));
-    batch->copy_from = carve(&at, BOUND_KV_MOVES, sizeof(uint32_t));
-    batch->copy_to = carve(&at, BOUND_KV_MOVES, sizeof(uint32_t));
+    batch->copy_from = carve(&at, BOUND_KV_COPIES, sizeof(uint32_t));
+    batch->copy_to = carve(&at, BOUND_KV_COPIES, sizeof(uint32_t));
     batch->slots = memory_array(e->seqs, sizeof *batch->slots);
     batch->slot_blocks =
         memory_array((size_t)e->seqs * e->blocks_per_seq, sizeof *batch->slot_blocks);
@@ -468,6 +468,7 @@ static void move_blocks(struct batch *batch, const struct plan *plan) {
         const struct plan_move *move = &plan->moves[i];
         uint32_t *block = &blocks_of(batch, move->ref.slot)[move->index];
         if (!is_copied(batch, move->block)) {
+            INVARIANT(batch->copy_count < BOUND_KV_COPIES);
             batch->copy_from[batch->copy_count] = *block;
             batch->copy_to[batch->copy_count++] = move->block;
         }

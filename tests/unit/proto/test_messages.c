@@ -115,6 +115,25 @@ ONE_PAST(stop_token, f.admit.sampling.stop_token_count = 1;
          f.admit.sampling.stop_tokens[0] = 100, "stop token")
 ONE_PAST(bias_count, f.admit.sampling.bias_count = BOUND_LOGIT_BIAS + 1, "logit_bias count")
 
+// A block that many sequences hold is one to move; so many different ones are too many.
+START_TEST(a_plan_moves_few_blocks_of_many_sequences) {
+    static const struct plan_limits wide = {
+        {64, 8, 4096, 64, 64, 256, 64, 0, 4096, 4096}, 16, 200, 100};
+    struct plan_move moves[8 * BOUND_KV_COPIES];
+    struct plan plan = {.moves = moves};
+    for (uint32_t block = 0; block < BOUND_KV_COPIES; block++) {
+        for (uint32_t slot = 0; slot < 8; slot++) {
+            moves[plan.move_count++] = (struct plan_move){{slot, 1}, block, block};
+        }
+    }
+    ck_assert_int_eq(plan_validate(&plan, &wide, NULL), STATUS_OK);
+    moves[0].block = BOUND_KV_COPIES;
+    struct error err = {0};
+    ck_assert_int_eq(plan_validate(&plan, &wide, &err), STATUS_INVALID);
+    ck_assert_msg(strstr(err.message, "blocks to move") != NULL, "%s", err.message);
+}
+END_TEST
+
 START_TEST(result_rows_are_judged) {
     struct result_row row = {.ref = {7, 1}, .position = 63, .token = 99};
     struct step_result result = {.row_count = 1, .rows = &row};
@@ -282,6 +301,7 @@ Suite *suite_messages(void) {
         stop_count,
         stop_token,
         bias_count,
+        a_plan_moves_few_blocks_of_many_sequences,
         result_rows_are_judged,
         capacity_reports_are_judged,
         a_step_is_judged_by_every_limit,

@@ -38,7 +38,7 @@ enum {
     STEPS = 40,
     // What a message could bring, past every limit.
     LIST_CAP = SEQS + 4,
-    MOVES_CAP = 6,
+    MOVES_CAP = BLOCKS + 1,
     TOKENS_CAP = TOKENS + 9,
     BLOCKS_CAP = BLOCKS_EACH + 4,
     ROWS_CAP = TOKENS,
@@ -179,7 +179,7 @@ struct parts {
     struct plan_update updates[LIST_CAP];
     struct plan_retire retires[LIST_CAP];
     struct plan_prefill prefills[LIST_CAP];
-    struct plan_move moves[BOUND_KV_MOVES + 1];
+    struct plan_move moves[MOVES_CAP];
     uint32_t admit_blocks[LIST_CAP][BLOCKS_CAP];
     uint32_t update_blocks[LIST_CAP][BLOCKS_CAP];
     int32_t tokens[LIST_CAP][TOKENS_CAP];
@@ -468,7 +468,7 @@ static void change_chunk(struct parts *p, uint32_t i, struct rng *rng) {
 
 // Moves out of nowhere: now and then one that a shrinking pool could have asked for.
 static void change_moves(struct parts *p, struct rng *rng) {
-    p->plan.move_count = below(rng, 16) == 0 ? BOUND_KV_MOVES + 1 : 1 + below(rng, MOVES_CAP);
+    p->plan.move_count = 1 + below(rng, below(rng, 16) == 0 ? MOVES_CAP : 6);
     for (uint32_t i = 0; i < p->plan.move_count; i++) {
         uint32_t slot = below(rng, SEQS);
         p->moves[i] =
@@ -580,7 +580,7 @@ static const char *const reasons[] = {
     "temperature",
     "top_p",
     "logit_bias count",
-    "move count",
+
     "two moves share",
     "move in an unknown slot",
     "move of a block that is not",
