@@ -62,10 +62,6 @@ void buf_append(struct buf *buf, const void *bytes, size_t byte_count) {
     buf->bytes_used += byte_count;
 }
 
-void buf_append_str(struct buf *buf, const char *text) {
-    buf_append(buf, text, strlen(text));
-}
-
 void buf_append_byte(struct buf *buf, uint8_t byte) {
     buf_append(buf, &byte, 1);
 }

@@ -5,6 +5,7 @@
 #include "common/status.h"
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 // A growable byte buffer with a hard cap.
 //
@@ -30,7 +31,10 @@ void buf_deinit(struct buf *buf);
 void buf_reset(struct buf *buf);    // empties, keeps memory, clears the failure
 
 void buf_append(struct buf *buf, const void *bytes, size_t byte_count);
-void buf_append_str(struct buf *buf, const char *text);
+// Inline, so that the length of a literal is known.
+static inline void buf_append_str(struct buf *buf, const char *text) {
+    buf_append(buf, text, strlen(text));
+}
 void buf_append_byte(struct buf *buf, uint8_t byte);
 void buf_append_u64(struct buf *buf, uint64_t value);    // decimal digits
 void buf_printf(struct buf *buf, const char *format, ...) PRINTF_LIKE(2, 3);

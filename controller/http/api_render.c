@@ -185,9 +185,16 @@ static void write_text_chunk(struct api_choice *choice, struct buf *out) {
         json_write_string(out, text, choice->text.bytes_used);
         buf_append_byte(out, '}');
     }
-    write_logprobs(choice, score_bytes, out);
-    write_finish(choice, out);
-    end_chunk(choice, out);
+    const struct api_call *call = choice->call;
+    if (choice->finished || call->sampling.want_logprobs || call->usage_in_every_chunk) {
+        write_logprobs(choice, score_bytes, out);
+        write_finish(choice, out);
+        end_chunk(choice, out);
+    } else {
+        // What the three write for nearly every token.
+        buf_append_str(out,
+                       ",\"logprobs\":null,\"finish_reason\":null,\"stop_reason\":null}]}\n\n");
+    }
     buf_reset(&choice->text);
     buf_consume(&choice->scores, score_bytes);
 }

@@ -206,6 +206,18 @@ static void add_piece(struct http_pieces *pieces, const void *text, size_t byte_
     pieces->byte_count += byte_count;
 }
 
+// The length of a chunk in hexadecimal, and its line end.
+static void write_size_line(size_t byte_count, struct http_pieces *out) {
+    char *end = out->size_line + sizeof out->size_line;
+    char *at = end;
+    *--at = '\n';
+    *--at = '\r';
+    for (size_t rest = byte_count; at == end - 2 || rest > 0; rest >>= 4) {
+        *--at = "0123456789abcdef"[rest & 15];
+    }
+    add_piece(out, at, (size_t)(end - at));
+}
+
 void http_exchange_pieces(const struct http_exchange *exchange, struct http_pieces *out) {
     static const char chunk_end[] = "\r\n0\r\n\r\n";    // ends a chunk, then the body
     const struct buf *from = &exchange->out;
@@ -216,8 +228,7 @@ void http_exchange_pieces(const struct http_exchange *exchange, struct http_piec
     out->byte_count = 0;
     add_piece(out, from->data, exchange->raw_bytes);
     if (chunk) {
-        int length = snprintf(out->size_line, sizeof out->size_line, "%zx\r\n", payload_bytes);
-        add_piece(out, out->size_line, (size_t)length);
+        write_size_line(payload_bytes, out);
     }
     if (payload_bytes > 0) {
         add_piece(out, from->data + exchange->raw_bytes, payload_bytes);
