@@ -67,6 +67,7 @@ struct controller {
     struct input_queue queues[2];    // one fills while the other is ticked
     uint32_t filling;
     bool ticking;
+    uint64_t tick_us;    // when it began: the time of all its actions
     // A worker whose plan could not be sent, or whose epoch must begin anew.
     bool resync_wanted;
     struct worker_id resync_worker;
@@ -144,7 +145,7 @@ static void tell_resized(struct controller *c, const struct core_action *action)
 
 static void on_action(void *ctx, const struct core_action *action) {
     struct controller *c = ctx;
-    uint64_t now_us = clock_monotonic_us();
+    uint64_t now_us = c->tick_us;
     struct error err = {0};
     size_t plan_bytes = 0;
     switch (action->kind) {
@@ -196,6 +197,7 @@ static void tick(struct controller *c) {
         struct input_queue *queue = &c->queues[c->filling];
         c->filling = 1 - c->filling;
         uint64_t begin_us = clock_monotonic_us();
+        c->tick_us = begin_us;
         core_tick(c->core, begin_us, queue->inputs, queue->count, on_action, c);
         queue->count = 0;
         queue->request_count = 0;
@@ -739,9 +741,9 @@ static void finish_drain(struct controller *c) {
     }
 }
 
-void controller_turn(struct controller *c) {
+bool controller_turn(struct controller *c) {
     uint64_t now_us = clock_monotonic_us();
-    worker_link_poll(c->link, now_us);
+    bool more = worker_link_poll(c->link, now_us);
     bool ticked = c->queues[c->filling].count > 0;
     if (ticked) {
         tick(c);
@@ -749,10 +751,12 @@ void controller_turn(struct controller *c) {
     http_server_flush(c->server);
     http_server_flush(c->admin_server);    // operations that ended
     if (ticked) {
-        worker_link_poll(c->link, clock_monotonic_us());    // sending may have hidden an arrival
+        // Sending may have hidden an arrival.
+        more = worker_link_poll(c->link, clock_monotonic_us()) || more;
     }
     access_log_write(&c->access_log);
     finish_drain(c);
+    return more;
 }
 
 bool controller_timer(struct controller *c, uint64_t late_us) {
@@ -809,7 +813,7 @@ void controller_stop(struct controller *c) {
     }
     enqueue_surely(c, &input);
     tick(c);
-    controller_turn(c);
+    (void)controller_turn(c);    // the loop goes on
 }
 
 bool controller_done(const struct controller *c, int *exit_code) {

@@ -35,7 +35,8 @@ void controller_destroy(struct controller *controller);    // accepts NULL
 enum { CONTROLLER_FDS = 2 };
 int controller_fd(const struct controller *controller, uint32_t index);    // poll for reading
 
-void controller_turn(struct controller *controller);
+// Before the loop sleeps. True: there is more to do at once, so it should not sleep.
+bool controller_turn(struct controller *controller);
 // From a timer: ten times a second while it returns true (there is work), else once a second.
 bool controller_timer(struct controller *controller, uint64_t late_us);
 void controller_stop(struct controller *controller);      // SIGTERM or SIGINT

@@ -17,6 +17,7 @@ struct app {
     uv_loop_t loop;
     uv_poll_t polls[CONTROLLER_FDS];
     uv_prepare_t prepare;
+    uv_idle_t again;    // runs while a turn left work: the loop then looks at its sockets only
     uv_timer_t timer;
     uv_signal_t signals[SIGNALS];
     uint64_t timer_due_us;
@@ -36,6 +37,7 @@ static void close_if_done(struct app *app) {
         uv_close((uv_handle_t *)&app->signals[i], NULL);
     }
     uv_close((uv_handle_t *)&app->prepare, NULL);
+    uv_close((uv_handle_t *)&app->again, NULL);
     uv_close((uv_handle_t *)&app->timer, NULL);
     uv_stop(&app->loop);
 }
@@ -48,9 +50,15 @@ static void on_poll(uv_poll_t *poll, int status, int events) {
     (void)events;
 }
 
+static void on_again(uv_idle_t *again) {
+    (void)again;
+}
+
 static void on_prepare(uv_prepare_t *prepare) {
     struct app *app = prepare->data;
-    controller_turn(app->controller);
+    bool more = controller_turn(app->controller);
+    // Neither fails for a handle that is initialised.
+    (void)(more ? uv_idle_start(&app->again, on_again) : uv_idle_stop(&app->again));
     close_if_done(app);
 }
 
@@ -90,6 +98,7 @@ static int start_handles(struct app *app) {
         code = code == 0 ? uv_poll_start(&app->polls[i], UV_READABLE, on_poll) : code;
     }
     code = code == 0 ? uv_prepare_init(&app->loop, &app->prepare) : code;
+    code = code == 0 ? uv_idle_init(&app->loop, &app->again) : code;
     app->prepare.data = app;
     code = code == 0 ? uv_prepare_start(&app->prepare, on_prepare) : code;
     code = code == 0 ? uv_timer_init(&app->loop, &app->timer) : code;

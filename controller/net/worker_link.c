@@ -3,6 +3,7 @@
 
 #include "common/arena.h"
 #include "common/buf.h"
+#include "common/clock.h"
 #include "common/exit_code.h"
 #include "common/invariant.h"
 #include "common/log.h"
@@ -20,7 +21,7 @@ enum {
     LOOP_LAG_MAX_US = 1000 * 1000,    // a gap in our own polling that forgives silence
     QUEUE_PLAN = 8,
     QUEUE_CONTROL = 64,
-    RECEIVE_MAX = 256,    // messages taken in one poll, so that the loop goes on
+    POLL_US = 1000,    // a poll takes no further message after this, so that the loop goes on
 };
 
 struct peer {
@@ -316,13 +317,15 @@ static enum status take_result(struct worker_link *link, const char *name, uint6
 typedef enum status (*take_fn)(struct worker_link *link, const char *name, uint64_t now_us,
                                struct error *err);
 
-static void drain(struct worker_link *link, struct transport *channel, take_fn take,
+// False when nothing is left.
+static bool drain(struct worker_link *link, struct transport *channel, take_fn take,
                   uint64_t now_us) {
     char name[TRANSPORT_PEER_BYTES];
-    for (int i = 0; i < RECEIVE_MAX; i++) {
+    uint64_t end_us = clock_monotonic_us() + POLL_US;
+    do {
         enum status status = transport_receive(channel, &link->in, name);
         if (status == STATUS_BUSY) {
-            return;
+            return false;
         }
         link->counters.messages_in++;
         struct error err = {0};
@@ -340,12 +343,13 @@ static void drain(struct worker_link *link, struct transport *channel, take_fn t
                 welcome(link, peer);
             }
         }
-    }
+    } while (clock_monotonic_us() < end_us);
+    return true;
 }
 
-void worker_link_poll(struct worker_link *link, uint64_t now_us) {
-    drain(link, link->control, take_control, now_us);
-    drain(link, link->plan, take_result, now_us);
+bool worker_link_poll(struct worker_link *link, uint64_t now_us) {
+    bool more = drain(link, link->control, take_control, now_us);
+    more = drain(link, link->plan, take_result, now_us) || more;
     // Silence counts only while our own loop was on time.
     bool late = now_us - link->polled_us > LOOP_LAG_MAX_US;
     link->polled_us = now_us;
@@ -370,6 +374,7 @@ void worker_link_poll(struct worker_link *link, uint64_t now_us) {
             }
         }
     }
+    return more;
 }
 
 // ---- sending -----------------------------------------------------------------------------------

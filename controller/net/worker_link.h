@@ -45,9 +45,10 @@ void worker_link_close(struct worker_link *link);    // accepts NULL
 enum { WORKER_LINK_FDS = 2 };
 int worker_link_fd(const struct worker_link *link, uint32_t index);
 
-// Receives everything that waits. Call on readiness, after every send, and on the timer: `now_us`
+// Receives what waits. Call on readiness, after every send, and on the timer: `now_us`
 // also decides which silent workers are lost.
-void worker_link_poll(struct worker_link *link, uint64_t now_us);
+// True: a turn's share of time was over before the messages were, so come again without waiting.
+bool worker_link_poll(struct worker_link *link, uint64_t now_us);
 
 // `plan_bytes`: length of the message that was sent.
 enum status worker_link_send_plan(struct worker_link *link, struct worker_id worker,

@@ -42,6 +42,7 @@
     X("worker/engine_start", suite_engine_start)                                                   \
     X("worker/engine", suite_engine)                                                               \
     X("worker/plan_report", suite_plan_report)                                                     \
+    X("controller/net/worker_link", suite_worker_link)                                             \
     X("controller/http/http_parse", suite_http_parse)                                              \
     X("controller/http/http_exchange", suite_http_exchange)                                        \
     X("controller/http/http_server", suite_http_server)                                            \
