@@ -86,6 +86,7 @@ CLI_C := $(filter-out controller/cli/main.c,$(wildcard controller/cli/*.c))
 SUPPORT_C := $(wildcard tests/support/*.c)
 UNIT_C := $(shell find tests/unit -name '*.c' 2>/dev/null) $(SUPPORT_C)
 FUZZ_C := $(wildcard tests/fuzz/fuzz_*.c)
+SIMULATION_C := $(wildcard tests/simulation/*.c)
 BENCH_C := $(wildcard tests/bench/bench_*.c)
 HEADERS := $(shell find common proto kernels controller worker -name '*.h' 2>/dev/null)
 
@@ -156,6 +157,10 @@ $(OUT)/tests/soak/soak: $(call obj,tests/soak/soak.c $(SUPPORT_C)) $(ALL_O)
 $(OUT)/tests/soak/interpose.so: tests/soak/interpose.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) $(WARN) -fPIC -shared -o $@ $<
+# The simulator links the very objects of the core that the daemon links.
+$(OUT)/tests/simulation/run: $(call obj,$(SIMULATION_C) $(wildcard controller/core/*.c)) $(BASE_O)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 $(OUT)/tests/bench/%: $(OUT)/tests/bench/%.o $(ALL_O)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)

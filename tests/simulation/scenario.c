@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/simulation/scenario.h"
+
+#include "tests/simulation/sim_fail.h"
+#include <stdio.h>
+#include <string.h>
+
+const struct scenario scenarios[] = {
+    {"swarm", scenario_swarm, "random machines, clients and faults: every check holds"},
+};
+const uint32_t scenario_count = sizeof scenarios / sizeof scenarios[0];
+
+const struct scenario *scenario_find(const char *name) {
+    for (uint32_t i = 0; i < scenario_count; i++) {
+        if (strcmp(scenarios[i].name, name) == 0) {
+            return &scenarios[i];
+        }
+    }
+    return NULL;
+}
+
+void scenario_figure(struct scenario_run *run, const char *name, double value) {
+    SIM_CHECK(run->figure_count < SCENARIO_FIGURES, "more figures than a run has");
+    run->figures[run->figure_count++] = (struct scenario_figure){name, value};
+}
+
+void scenario_add(struct scenario_run *run, const struct sim_world *world) {
+    run->digest = sim_fold(run->digest, world->digest);
+    run->group_hours += (double)world->now_us * world->options.groups / 3600e6;
+    run->ticks += world->ticks;
+    run->faults += world->faults;
+    run->clients += world->clients.count;
+    run->tokens += world->tokens;
+}
+
+struct plan_limits scenario_limits(const struct scenario_machine *machine) {
+    uint32_t blocks_per_seq =
+        (machine->seq_tokens + machine->block_tokens - 1) / machine->block_tokens;
+    return (struct plan_limits){
+        .envelope = {.tokens = machine->step_tokens,
+                     .seqs = machine->seqs,
+                     .seq_tokens = machine->seq_tokens,
+                     .logit_rows = machine->step_tokens + machine->seqs,
+                     .prompt_logit_rows = machine->step_tokens,
+                     .blocks_per_seq = blocks_per_seq,
+                     .logprob_rows = machine->step_tokens + machine->seqs,
+                     .attended_tokens_max = machine->seq_tokens,
+                     .attended_tokens = (uint64_t)machine->seqs * machine->seq_tokens},
+        .block_tokens = machine->block_tokens,
+        .kv_blocks = machine->kv_blocks,
+        .vocabulary = SIM_VOCABULARY,
+    };
+}
+
+struct sim_cost scenario_cost(double scale) {
+    return (struct sim_cost){
+        .step_us = 8000 * scale,
+        .prefill_token_us = 20 * scale,
+        .decode_row_us = 40 * scale,
+        .prefill_pair_us = 2e-4 * scale,
+        .decode_context_us = 1e-3 * scale,
+        .noise = 0.05,
+    };
+}
+
+void scenario_trace(const struct scenario_run *run, const char *name, struct sim_trace *out) {
+    char path[4096];
+    struct error err = {0};
+    int bytes = snprintf(path, sizeof path, "%s/%s", run->traces, name);
+    SIM_CHECK(bytes > 0 && (size_t)bytes < sizeof path, "a path that is too long");
+    SIM_CHECK(sim_trace_load(path, out, &err) == STATUS_OK, "%s", err.message);
+}
