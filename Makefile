@@ -107,7 +107,7 @@ ALL_O := $(BASE_O) $(CONTROLLER_O) $(WORKER_O) $(CLI_O)
 PROGRAMS := tare tare-controller tare-worker
 BINS := $(PROGRAMS:%=$(OUT)/bin/%)
 
-.PHONY: soak unit-kernels unit-others all programs test check tidy bench bench-cpu bench-http bench-core-peer fuzz serve model deps deps-test test-run unit asan tsan \
+.PHONY: soak sim unit-kernels unit-others all programs test check tidy bench bench-cpu bench-http bench-core-peer fuzz serve model deps deps-test test-run unit asan tsan \
     integration e2e chaos format lint info help clean
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -208,6 +208,7 @@ test-run:
 	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=asan $(OUT:%-$(BUILD)=%-asan)/tests/unit/run
 	@$(MAKE) --no-print-directory -j2 unit-kernels unit-others BUILD=asan
 	@$(MAKE) --no-print-directory soak SOAK_STEPS=20000
+	@$(MAKE) --no-print-directory sim SIM_S=60
 	@$(MAKE) --no-print-directory integration
 	@$(MAKE) --no-print-directory e2e
 	@echo "make test: all parts passed"
@@ -239,6 +240,8 @@ fuzz:    ## every fuzz target for FUZZ_S seconds (600)
 	@sh tests/fuzz/run.sh
 soak: $(OUT)/tests/soak/soak $(OUT)/tests/soak/interpose.so    ## SOAK_STEPS random steps (1,000,000) with every allocation watched
 	@LD_PRELOAD=$(if $(filter release debug,$(BUILD)),$(OUT)/tests/soak/interpose.so) $(OUT)/tests/soak/soak $(or $(SOAK_STEPS),1000000)
+sim: all $(OUT)/tests/simulation/run    ## the controller's core in simulated worlds for SIM_S seconds (1200)
+	@sh tests/simulation/sim.sh $(or $(SIM_S),1200) $(OUT)
 chaos: all    ## random kills and disconnects for CHAOS_S seconds (300)
 	@sh tests/e2e/chaos.sh
 check: deps-test    ## every variant, short fuzz, soak, short chaos: at most 80 minutes

@@ -20,6 +20,7 @@ void sim_fill_shared(const struct sim_spec *spec, uint64_t id, int32_t *tokens) 
 void sim_clients_deinit(struct sim_clients *clients) {
     for (uint32_t i = 0; i < clients->count; i++) {
         memory_free(sim_client_at(clients, i)->tokens);
+        memory_free(sim_client_at(clients, i)->keys);
     }
     for (uint32_t i = 0; i < clients->page_count; i++) {
         memory_free(clients->pages[i]);
@@ -70,7 +71,13 @@ void sim_client_arrive(struct sim_clients *clients, uint32_t index, struct sim_r
         .seed = sim_seed(id, spec->natural_length, spec->poison),
         .want_logprobs = spec->want_logprobs,
         .want_prompt_logprobs = spec->want_prompt_logprobs,
+        .penalties = spec->penalties,
+        .salt = spec->salt,
     };
+    if (spec->cache) {
+        client->keys = sim_core_keys(spec->prompt_count + spec->output_max, &out->key_capacity);
+        out->keys = client->keys;
+    }
 }
 
 static void take_score(struct sim_client *client, const struct result_row *row) {
@@ -165,7 +172,9 @@ void sim_client_end(struct sim_clients *clients, struct sim_client *client, enum
     clients->ended[end]++;
     clients->live--;
     memory_free(client->tokens);
+    memory_free(client->keys);
     client->tokens = NULL;
+    client->keys = NULL;
 }
 
 // ---- statistics --------------------------------------------------------------------------------

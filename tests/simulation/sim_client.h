@@ -28,7 +28,9 @@ struct sim_spec {
     uint64_t cancel_after_us;    // leaves so long after it came; 0: never
     uint32_t stop_outputs;       // a stop string ends with this token; SIM_NEVER
     bool poison;                 // the worker refuses every plan with its prompt
-    bool want_logprobs, want_prompt_logprobs;
+    bool want_logprobs, want_prompt_logprobs, penalties;
+    bool cache;       // finds and leaves cached KV
+    uint64_t salt;    // others share nothing
     // Writes the prompt. `key` and `shared_count` are the function's own.
     void (*fill)(const struct sim_spec *spec, uint64_t id, int32_t *tokens);
     const void *fill_ctx;
@@ -53,6 +55,7 @@ struct sim_client {
     enum sim_client_state state;
     enum sim_end end;
     int32_t *tokens;
+    void *keys;
     uint64_t chain;        // of prompt and outputs received
     uint32_t outputs;      // received
     uint32_t scored;       // prompt positions received
@@ -61,7 +64,8 @@ struct sim_client {
     uint32_t losses;       // of the group it ran in
     uint32_t prefilled;    // tokens computed for it in chunks
     uint32_t cached;       // tokens of its last admission that were found
-    bool cancelled, stopped, announced;
+    bool cancelled, stopped;
+    bool announced;           // admitted for the first time
     uint32_t group, place;    // where it runs, SIM_NEVER: nowhere; its place in that list
     uint64_t admitted_us, first_us, last_us, ended_us;
     uint64_t gap_us_max;    // between two tokens

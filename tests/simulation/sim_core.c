@@ -3,6 +3,7 @@
 
 #include "common/memory.h"
 #include "controller/core/core.h"
+#include "controller/core/prefix_index.h"
 #include "tests/simulation/sim_fail.h"
 
 enum { INPUTS_MAX = 256 };
@@ -31,6 +32,7 @@ struct sim_core *sim_core_create(const struct sim_core_options *options,
         .step_tokens_max = options->step_tokens_max,
         .blocks_max = options->blocks_max,
         .group = 1,
+        .prefix_secret = "simulated world",
     };
     struct error err = {0};
     enum status status = core_create(&config, &core->core, &err);
@@ -84,10 +86,21 @@ void sim_core_request(struct sim_core *core, const struct sim_request *request) 
                      .seed = request->seed,
                      .want_logprobs = request->want_logprobs,
                      .want_prompt_logprobs = request->want_prompt_logprobs,
+                     .presence_penalty = request->penalties ? 1.0f : 0.0f,
                      .stop_token_count = 1,
                      .stop_tokens = {0}},
+        .keys = request->keys,
+        .key_capacity = request->key_capacity,
+        .salt = request->salt,
     };
     add(core, CORE_INPUT_REQUEST)->request = out;
+}
+
+void *sim_core_keys(uint32_t tokens, uint32_t *capacity) {
+    *capacity = tokens / CORE_KEY_TOKENS;
+    void *keys = memory_array(*capacity + 1, sizeof(struct prefix_key));
+    SIM_CHECK(keys != NULL, "no memory for keys");
+    return keys;
 }
 
 void sim_core_cancel(struct sim_core *core, uint64_t id) {
@@ -177,7 +190,7 @@ static void act(void *ctx, const struct core_action *action) {
         to->plan(to->ctx, 0, action->send.plan);
         break;
     case CORE_ACTION_ADMITTED:
-        to->admitted(to->ctx, action->admitted.id.value, 0);
+        to->admitted(to->ctx, action->admitted.id.value, action->admitted.cached_tokens);
         break;
     case CORE_ACTION_TOKEN:
         to->token(to->ctx, action->token.id.value, action->token.row);
@@ -222,6 +235,7 @@ void sim_core_state(const struct sim_core *core, uint64_t now_us, struct sim_cor
         .blocks_free = gauges.kv_blocks_free,
         .blocks_quarantined = gauges.kv_blocks_quarantined,
         .blocks_held = gauges.kv_blocks_held,
+        .blocks_cached = gauges.kv_blocks_cached,
         .resizing = gauges.kv_resizing,
         .plans = counters->plans,
         .generated = counters->tokens_generated,
@@ -230,6 +244,8 @@ void sim_core_state(const struct sim_core *core, uint64_t now_us, struct sim_cor
         .preemptions = counters->preemptions,
         .refusals = counters->plan_refusals,
         .resyncs = counters->resyncs,
+        .prefix_queries = counters->prefix_queries,
+        .prefix_hits = counters->prefix_hits,
     };
 }
 

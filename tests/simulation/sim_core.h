@@ -48,7 +48,14 @@ struct sim_request {
     uint32_t prompt_count, output_max;
     uint64_t seed;
     bool want_logprobs, want_prompt_logprobs;
+    bool penalties;    // tokens before are counted
+    void *keys;        // of sim_core_keys; NULL: no cached KV is looked for
+    uint32_t key_capacity;
+    uint64_t salt;    // others share nothing
 };
+
+// Room for what the core keeps of a sequence of so many tokens, alive as long as the tokens.
+void *sim_core_keys(uint32_t tokens, uint32_t *capacity);
 
 struct sim_listener {
     void *ctx;
@@ -85,9 +92,11 @@ void sim_core_tick(struct sim_core *core, uint64_t now_us);
 struct sim_core_state {
     uint32_t queued, prefilling, decoding;
     uint32_t blocks_total, blocks_free, blocks_quarantined, blocks_held;
+    uint32_t blocks_cached;    // of the free ones
     bool resizing;
     // Counted since the start.
     uint64_t plans, generated, prompt_computed, recomputed, preemptions, refusals, resyncs;
+    uint64_t prefix_queries, prefix_hits;    // prompt tokens of admissions, and those found
 };
 void sim_core_state(const struct sim_core *core, uint64_t now_us, struct sim_core_state *out);
 void sim_core_audit(const struct sim_core *core);

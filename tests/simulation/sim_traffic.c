@@ -80,6 +80,9 @@ static bool traffic_next(void *ctx, struct sim_spec *out) {
     }
     out->want_logprobs = chance(traffic, o->logprob_share);
     out->want_prompt_logprobs = chance(traffic, o->score_share);
+    out->penalties = chance(traffic, o->penalty_share);
+    out->cache = chance(traffic, o->cache_share);
+    out->salt = o->salts > 0 ? rng_below(&traffic->rng, o->salts) : 0;
     out->poison = chance(traffic, o->poison_share);
     return true;
 }
@@ -261,6 +264,7 @@ static bool replay_next(void *ctx, struct sim_spec *out) {
         .natural_length = row->output_count,
         .cancel_outputs = SIM_NEVER,
         .stop_outputs = SIM_NEVER,
+        .cache = o->cache,
         .fill = fill_pieces,
         .fill_ctx = row,
     };

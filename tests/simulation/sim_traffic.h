@@ -24,7 +24,9 @@ struct sim_traffic_options {
     double cancel_share;     // that leave before their end
     double stop_share;       // that end by a stop string
     double endless_share;    // that never end by themselves
-    double logprob_share, score_share, poison_share;
+    double logprob_share, score_share, poison_share, penalty_share;
+    double cache_share;    // that may share KV
+    uint32_t salts;        // groups of clients that may
     uint64_t until_us;
 };
 
@@ -65,6 +67,7 @@ struct sim_replay_options {
     double speed;           // the recorded times divided by this
     uint32_t output_max;    // what each client asks for at most; at least what it got
     uint32_t length_max;    // longer prompts lose their end
+    bool cache;
     uint64_t until_us;
 };
 struct sim_replay {

@@ -23,6 +23,7 @@ struct sim_block {
     uint32_t filled;         // positions
     uint64_t start, end;     // chain before the first, after the last filled position
     uint64_t touched_seq;    // the last plan with a row of a sequence that gave it up
+    uint64_t writer;         // id of the sequence that computed it
 };
 
 struct sim_worker {
@@ -46,7 +47,6 @@ struct sim_worker {
     uint64_t completed_seq;     // the controller knew of
     struct result_row *rows;    // the caller's
     uint32_t row_count;
-    bool shared_moved;    // a move of the plan went where the one before went
 };
 
 // ---- tokens ------------------------------------------------------------------------------------
@@ -215,6 +215,7 @@ static void write_kv(struct sim_worker *worker, struct sim_slot *slot, uint64_t 
               block->filled, at);
     if (at == 0) {
         block->start = before;
+        block->writer = sim_seed_id(slot->seed);
     } else {
         SIM_CHECK(block->end == before, "block %u has lost its contents", slot->blocks[index]);
     }
@@ -260,6 +261,7 @@ static void move_blocks(struct sim_worker *worker, const struct plan *plan) {
             to->start = from->start;
             to->end = from->end;
             to->filled = from->filled;
+            to->writer = from->writer;
         }
         let_go(worker, from);
         from->touched_seq = plan->seq;
@@ -285,23 +287,26 @@ static void retire(struct sim_worker *worker, const struct plan *plan) {
 }
 
 // The sequence begins with what stands in its first blocks.
-static void adopt(struct sim_worker *worker, struct sim_slot *slot, uint32_t cached_tokens) {
+static void adopt(struct sim_worker *worker, struct sim_slot *slot, const struct plan_admit *in) {
     uint32_t block_tokens = worker->limits.block_tokens;
-    SIM_CHECK(cached_tokens % block_tokens == 0, "a part of a block is shared");
-    SIM_CHECK(cached_tokens < slot->prompt || slot->known > slot->prompt || cached_tokens == 0 ||
-                  cached_tokens <= slot->len_max,
-              "more is shared than there is");
-    slot->len = cached_tokens;
-    slot->known = cached_tokens;
+    SIM_CHECK(in->cached_tokens % block_tokens == 0, "a part of a block is shared");
+    SIM_CHECK(in->cached_tokens < slot->len_max, "more is shared than the sequence has");
+    slot->len = in->cached_tokens;
+    slot->known = in->cached_tokens;
     check_sequence(worker, slot);
-    slot->chain = cached_tokens == 0
-                      ? 0
-                      : block_at(worker, slot->blocks[cached_tokens / block_tokens - 1])->end;
-}
-
-static uint32_t cached_of(const struct plan_admit *admit) {
-    (void)admit;
-    return 0;
+    slot->chain = 0;
+    for (uint32_t i = 0; i < in->cached_tokens / block_tokens; i++) {
+        const struct sim_block *block = block_at(worker, slot->blocks[i]);
+        slot->chain = block->end;
+        worker->listener.shares(worker->listener.ctx, sim_seed_id(slot->seed), block->writer);
+    }
+    uint64_t history = 0;
+    for (uint32_t i = 0; i < in->history_count; i++) {
+        history = sim_chain(history, in->history[i]);
+    }
+    uint32_t due = sampling_uses_history(&in->sampling) ? in->cached_tokens : 0;
+    SIM_CHECK(in->history_count == due && (due == 0 || history == slot->chain),
+              "a history that is not the shared beginning");
 }
 
 static void admit(struct sim_worker *worker, const struct plan *plan) {
@@ -324,11 +329,10 @@ static void admit(struct sim_worker *worker, const struct plan *plan) {
         if (in->ref.slot >= worker->slots_used) {
             worker->slots_used = in->ref.slot + 1;
         }
-        uint32_t cached_tokens = cached_of(in);
         take_blocks(worker, slot, in->blocks, in->block_count,
-                    cached_tokens / worker->limits.block_tokens);
-        adopt(worker, slot, cached_tokens);
-        worker->listener.admitted(worker->listener.ctx, sim_seed_id(slot->seed), cached_tokens);
+                    in->cached_tokens / worker->limits.block_tokens);
+        adopt(worker, slot, in);
+        worker->listener.admitted(worker->listener.ctx, sim_seed_id(slot->seed), in->cached_tokens);
     }
 }
 

@@ -103,6 +103,7 @@ struct sim_worker_listener {
     void *ctx;
     void (*admitted)(void *ctx, uint64_t id, uint32_t cached_tokens);
     void (*computed)(void *ctx, uint64_t id, uint32_t tokens);    // of a prompt's chunk
+    void (*shares)(void *ctx, uint64_t id, uint64_t writer);      // a block that `writer` computed
 };
 void sim_worker_listen(struct sim_worker *worker, const struct sim_worker_listener *listener);
 

@@ -30,6 +30,7 @@ static void on_resized(void *ctx, uint32_t blocks);
 static void on_drained(void *ctx);
 static void on_worker_admitted(void *ctx, uint64_t id, uint32_t cached_tokens);
 static void on_worker_computed(void *ctx, uint64_t id, uint32_t tokens);
+static void on_worker_shares(void *ctx, uint64_t id, uint64_t writer);
 
 // ---- life cycle --------------------------------------------------------------------------------
 
@@ -56,7 +57,8 @@ static void create_group(struct sim_world *world, uint32_t index) {
     group->running = memory_array(options->machine.envelope.seqs, sizeof *group->running);
     SIM_CHECK(group->running != NULL, "no memory for a group");
     sim_worker_listen(group->worker,
-                      &(struct sim_worker_listener){world, on_worker_admitted, on_worker_computed});
+                      &(struct sim_worker_listener){world, on_worker_admitted, on_worker_computed,
+                                                    on_worker_shares});
     group->state = SIM_GROUP_JOINING;
     sim_events_add(&world->events, 0, SIM_EVENT_JOIN, index, NULL);
 }
@@ -187,6 +189,7 @@ static uint64_t fold_plan(uint64_t digest, const struct plan *plan) {
         const struct plan_admit *admit = &plan->admits[i];
         digest = sim_fold(digest, (uint64_t)admit->ref.slot << 32 | admit->ref.gen);
         digest = sim_fold(digest, admit->sampling.seed);
+        digest = sim_fold(digest, admit->cached_tokens);
         digest = sim_fold(digest, (uint64_t)admit->prompt_tokens << 32 | admit->len_max);
         for (uint32_t k = 0; k < admit->block_count; k++) {
             digest = sim_fold(digest, admit->blocks[k]);
@@ -337,14 +340,26 @@ static void on_worker_computed(void *ctx, uint64_t id, uint32_t tokens) {
               (unsigned long long)id, client->prefilled, client->spec.prompt_count, client->cached);
 }
 
+// Tenants that keep to themselves see nothing of each other.
+static void on_worker_shares(void *ctx, uint64_t id, uint64_t writer) {
+    struct sim_world *world = ctx;
+    const struct sim_spec *reads = &sim_client_of(&world->clients, id)->spec;
+    const struct sim_spec *wrote = &sim_client_of(&world->clients, writer)->spec;
+    SIM_CHECK(reads->cache && wrote->cache && reads->salt == wrote->salt &&
+                  !reads->want_prompt_logprobs,
+              "request %llu shares a block of request %llu", (unsigned long long)id,
+              (unsigned long long)writer);
+}
+
 static void on_admitted(void *ctx, uint64_t id, uint32_t cached_tokens) {
     struct sim_world *world = ctx;
     struct sim_client *client = sim_client_of(&world->clients, id);
-    (void)cached_tokens;
     SIM_CHECK(!client->announced && client->state == SIM_CLIENT_LIVES,
               "request %llu is announced twice", (unsigned long long)id);
     client->announced = true;
     client->admitted_us = world->now_us;
+    world->admitted_tokens += client->spec.prompt_count;
+    world->found_tokens += cached_tokens;
 }
 
 static void on_token(void *ctx, uint64_t id, const struct result_row *row) {
@@ -631,6 +646,9 @@ static void audit(struct sim_world *world) {
               world->clients.live);
     SIM_CHECK(state.queued <= world->options.waiting_max + world->options.machine.envelope.seqs,
               "%u requests wait", state.queued);
+    SIM_CHECK(state.prefix_queries == world->admitted_tokens &&
+                  state.prefix_hits == world->found_tokens,
+              "cached tokens are counted other than once, at admission");
     if (world->ticks % world->options.audit_every != 0) {
         return;
     }

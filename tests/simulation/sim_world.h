@@ -93,8 +93,9 @@ struct sim_world {
     struct sim_message *free_messages, *delivered;    // delivered: inputs of this tick
     uint32_t *must_end;    // clients whose cancellation is an input of this tick
     uint32_t must_end_count;
-    uint64_t *ids;      // [seqs]
-    uint64_t tokens;    // received by clients
+    uint64_t *ids;                             // [seqs]
+    uint64_t tokens;                           // received by clients
+    uint64_t admitted_tokens, found_tokens;    // of prompts, at first admissions
 };
 
 struct sim_world *sim_world_create(const struct sim_world_options *options);
