@@ -15,7 +15,7 @@
 //   Allocates  as clients come.
 //   Fails      by sim_fail.
 
-enum { SIM_NEVER = UINT32_MAX };
+#define SIM_NEVER UINT32_MAX
 
 struct sim_spec {
     uint64_t at_us;

@@ -118,6 +118,9 @@ void sim_world_destroy(struct sim_world *world) {
     for (uint32_t i = 0; i < world->options.groups; i++) {
         sim_worker_destroy(world->groups[i].worker);
         memory_free(world->groups[i].running);
+        for (uint32_t k = 0; k < SIM_GHOSTS; k++) {
+            memory_free(world->groups[i].ghosts[k]);
+        }
     }
     memory_free(world->groups);
     memory_free(world->ids);
@@ -237,6 +240,38 @@ static void free_message(struct sim_world *world, struct sim_message *message) {
     world->free_messages = message;
 }
 
+static struct sim_message *copy_message(struct sim_world *world, struct sim_group *group,
+                                        const struct sim_message *message) {
+    struct sim_message *copy = new_message(world, group);
+    uint32_t rows = message->result.row_count;
+    memcpy(copy, message, sizeof *message + rows * sizeof message->rows[0]);
+    copy->result.rows = copy->rows;
+    copy->resized = false;
+    return copy;
+}
+
+// What an earlier epoch said to a plan of this number comes now, before the true result; by the
+// connection of then or, where the worker only began again, by the same.
+static void haunt(struct sim_world *world, struct sim_group *group,
+                  const struct sim_message *message) {
+    struct sim_message **ghost = &group->ghosts[message->result.seq % SIM_GHOSTS];
+    if (*ghost != NULL && (*ghost)->result.seq == message->result.seq &&
+        (*ghost)->result.epoch < message->result.epoch) {
+        if (rng_below(&world->rng, 2) == 0) {
+            (*ghost)->connection = group->connection;
+        }
+        sim_events_add(&world->events, world->now_us + world->options.link_us, SIM_EVENT_RESULT,
+                       group->index, *ghost);
+        *ghost = NULL;
+    }
+    if (*ghost == NULL) {
+        *ghost = copy_message(world, group, message);
+    } else if ((*ghost)->result.epoch < message->result.epoch && message->result.seq < 64) {
+        free_message(world, *ghost);
+        *ghost = copy_message(world, group, message);
+    }
+}
+
 static void send_result(struct sim_world *world, struct sim_group *group,
                         struct sim_message *message) {
     uint64_t start = world->now_us + world->options.link_us;
@@ -251,13 +286,10 @@ static void send_result(struct sim_world *world, struct sim_group *group,
     // Results are kept and said again for plans that were applied; a refused one was not.
     if (message->result.status == RESULT_STATUS_OK &&
         rng_unit(&world->rng) < world->options.faults.doubled) {
-        struct sim_message *again = new_message(world, group);
-        uint32_t rows = message->result.row_count;
-        memcpy(again, message, sizeof *message + rows * sizeof message->rows[0]);
-        again->result.rows = again->rows;
-        again->resized = false;
         arrival += rng_below(&world->rng, 5 * 1000 * 1000);
-        sim_events_add(&world->events, arrival, SIM_EVENT_RESULT, group->index, again);
+        sim_events_add(&world->events, arrival, SIM_EVENT_RESULT, group->index,
+                       copy_message(world, group, message));
+        haunt(world, group, message);
     }
 }
 
@@ -514,8 +546,10 @@ static void join(struct sim_world *world, uint32_t index) {
     }
     lose_running(world, group);    // the core need not have seen the loss
     bool first = group->epoch == 0;
+    if (group->state == SIM_GROUP_AWAY || first) {    // else it is told to begin again
+        group->connection = ++world->connection;
+    }
     group->state = SIM_GROUP_UP;
-    group->connection = ++world->connection;
     group->epoch = ++world->epoch;
     group->completed_seq = 0;
     group->silent = false;

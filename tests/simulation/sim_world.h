@@ -48,7 +48,11 @@ struct sim_world_options {
     uint32_t audit_every;    // ticks between two walks over every table; 0: 1
 };
 
+enum { SIM_GHOSTS = 8 };    // results of earlier epochs that may still come
+
 enum sim_group_state { SIM_GROUP_AWAY, SIM_GROUP_JOINING, SIM_GROUP_UP };
+
+struct sim_message;    // a result on its way
 
 struct sim_group {
     struct sim_worker *worker;
@@ -67,11 +71,10 @@ struct sim_group {
     bool odd;                // slow or narrow for a while
     uint32_t *running;       // [seqs] clients in its slots, as the core sees it
     uint32_t running_count;
+    struct sim_message *ghosts[SIM_GHOSTS];    // by seq
     // Sums.
     uint64_t steps, decode_steps, decode_rows, prefill_tokens, busy_us;
 };
-
-struct sim_message;    // a result on its way
 
 struct sim_world {
     struct sim_world_options options;
