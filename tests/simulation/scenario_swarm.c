@@ -101,6 +101,7 @@ void scenario_swarm(struct scenario_run *run) {
         .seed = rng_u64(&rng),
         .groups = 1,
         .waiting_max = 1 + (uint32_t)rng_below(&rng, 64),
+        .depth = 1 + (uint32_t)rng_below(&rng, 3),
         .machine = scenario_limits(&machine),
         .cost = scenario_cost(scale),
         .spread = maybe(&rng, 0, 0.3),

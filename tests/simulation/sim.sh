@@ -40,5 +40,5 @@ done
 jobs=$(nproc 2>/dev/null || echo 2)
 rest=$(left)
 [ "$rest" -gt 10 ] || rest=10
-"$run" --campaign --seconds $((rest * 2 / 3)) --jobs "$jobs" --first 0
-"$run" --campaign --seconds $((rest / 3)) --jobs "$jobs" --first 0 --full
+"$run" --campaign --seconds $((rest / 2)) --jobs "$jobs" --first 0
+"$run" --campaign --seconds $((rest / 2)) --jobs "$jobs" --first 0 --full --hours 0.1

@@ -32,6 +32,7 @@ struct sim_core *sim_core_create(const struct sim_core_options *options,
         .step_tokens_max = options->step_tokens_max,
         .blocks_max = options->blocks_max,
         .group = 1,
+        .depth = options->depth,
         .prefix_secret = "simulated world",
     };
     struct error err = {0};

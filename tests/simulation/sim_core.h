@@ -36,6 +36,7 @@ extern const char *const sim_end_name[SIM_END_COUNT];
 
 struct sim_core_options {
     uint32_t seqs_max, waiting_max, step_tokens_max, blocks_max;
+    uint32_t depth;    // plans that may be outstanding
 };
 
 // One sequence to generate. The sampling seed tells the simulated worker whose it is and where it

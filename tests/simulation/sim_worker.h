@@ -85,6 +85,7 @@ void sim_worker_chunk(struct sim_worker *worker, uint32_t chunk_blocks);
 
 struct sim_step {
     uint32_t decode_rows, prefill_tokens;
+    uint32_t idle_rows;    // of sequences that had ended by themselves, which the plan counted
     uint32_t seqs;
     bool resized;    // the pool's size was asked for: a capacity report follows
 };

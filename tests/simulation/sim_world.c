@@ -83,6 +83,7 @@ struct sim_world *sim_world_create(const struct sim_world_options *options) {
             .waiting_max = options->waiting_max,
             .step_tokens_max = machine->envelope.tokens,
             .blocks_max = machine->kv_blocks,
+            .depth = options->depth,
         },
         &(struct sim_listener){world, on_plan, on_admitted, on_token, on_ended, on_resync,
                                on_resized, on_drained});
@@ -308,11 +309,12 @@ static void note_admissions(struct sim_world *world, uint32_t group, const struc
     }
 }
 
-// A refused plan never happened: whom it admitted waits again, once the core knows.
+// A refused plan never happened, nor those sent behind it: whom they admitted waits again, once the
+// core knows of all.
 static void undo_admissions(struct sim_world *world, struct sim_group *group, uint64_t seq) {
     for (uint32_t i = group->running_count; i > 0; i--) {
         struct sim_client *client = sim_client_at(&world->clients, group->running[i - 1]);
-        if (client->admit_seq == seq) {
+        if (client->admit_seq >= seq) {
             unplace(world, client);
             client->admitted--;
         }
@@ -333,6 +335,7 @@ static void on_plan(void *ctx, uint32_t group_index, const struct plan *plan) {
     struct sim_world *world = ctx;
     struct sim_group *group = &world->groups[group_index];
     world->digest = fold_plan(world->digest, plan);
+    group->sent_seq = plan->seq;
     note_admissions(world, group_index, plan);
     if (group->state != SIM_GROUP_UP || group->deaf) {
         group->silent = true;
@@ -353,6 +356,7 @@ static void on_plan(void *ctx, uint32_t group_index, const struct plan *plan) {
         group->steps++;
         group->decode_steps += step->decode_rows > 0 ? 1 : 0;
         group->decode_rows += step->decode_rows;
+        group->idle_rows += step->idle_rows;
         group->prefill_tokens += step->prefill_tokens;
     }
     send_result(world, group, message);
@@ -527,8 +531,12 @@ static void take_result(struct sim_world *world, struct sim_message *message) {
         group->completed_seq = message->result.seq;
         world->progress_us = world->now_us;
     }
-    if (current && message->result.status == RESULT_STATUS_REFUSED) {
-        undo_admissions(world, group, message->result.seq);
+    if (current && message->result.status == RESULT_STATUS_REFUSED && group->refused_seq == 0) {
+        group->refused_seq = message->result.seq;
+    }
+    if (current && group->refused_seq > 0 && message->result.seq == group->sent_seq) {
+        undo_admissions(world, group, group->refused_seq);
+        group->refused_seq = 0;
     }
     message->next = world->delivered;
     world->delivered = message;
@@ -552,6 +560,7 @@ static void join(struct sim_world *world, uint32_t index) {
     group->state = SIM_GROUP_UP;
     group->epoch = ++world->epoch;
     group->completed_seq = 0;
+    group->refused_seq = 0;
     group->silent = false;
     group->deaf = false;
     group->last_arrival = world->now_us;

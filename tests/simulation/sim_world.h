@@ -38,6 +38,7 @@ struct sim_world_options {
     uint64_t seed;
     uint32_t groups;
     uint32_t waiting_max;
+    uint32_t depth;                // plans that may be outstanding
     struct plan_limits machine;    // of each group
     struct sim_cost cost;          // of each group, times 1 - spread .. 1 + spread
     double spread;
@@ -64,7 +65,8 @@ struct sim_group {
     uint64_t away_us;         // since when it is not up
     uint64_t busy_until;      // its last step ends
     uint64_t last_arrival;    // of a result: those of a connection keep their order
-    uint64_t completed_seq;
+    uint64_t completed_seq, sent_seq;
+    uint64_t refused_seq;    // 0: none since the last that was done
     uint64_t stall_until;    // it does nothing before
     bool deaf;               // loses the next plan
     bool silent;             // has lost one in this epoch
@@ -73,7 +75,7 @@ struct sim_group {
     uint32_t running_count;
     struct sim_message *ghosts[SIM_GHOSTS];    // by seq
     // Sums.
-    uint64_t steps, decode_steps, decode_rows, prefill_tokens, busy_us;
+    uint64_t steps, decode_steps, decode_rows, prefill_tokens, busy_us, idle_rows;
 };
 
 struct sim_world {
