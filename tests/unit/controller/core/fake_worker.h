@@ -29,7 +29,7 @@ uint64_t fake_worker_refusals(const struct fake_worker *worker);
 
 // What a resize can give: whole chunks of so many blocks, and so many blocks at most. At first
 // every size up to FAKE_BLOCKS_MAX.
-enum { FAKE_BLOCKS_MAX = 64 };
+enum { FAKE_BLOCKS_MAX = 160 };
 void fake_worker_budget(struct fake_worker *worker, uint32_t chunk_blocks, uint32_t blocks_max);
 // After a plan that asked for a resize: the blocks that there are now; 0 when none asked.
 uint32_t fake_worker_resized(struct fake_worker *worker);

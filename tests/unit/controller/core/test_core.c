@@ -22,7 +22,8 @@ enum {
     BLOCK_TOKENS = 16,
     KV_BLOCKS = 24,
     VOCABULARY = 100,
-    CLIENTS = 64,
+    CLIENTS = 100,
+    ROWS_MAX = 200,
 };
 
 struct client {
@@ -48,7 +49,7 @@ struct world {
     struct step_result result;    // its answer to the oldest
     struct pending {
         struct step_result result;
-        struct result_row rows[STEP_TOKENS + SEQS];
+        struct result_row rows[ROWS_MAX];
         uint32_t resized;
     } pending[SCHEDULER_DEPTH_MAX], answered;
     uint32_t pending_count, depth, deepest;
@@ -120,7 +121,7 @@ static void take_plan(struct world *w, const struct plan *plan) {
     ck_assert_uint_lt(w->pending_count, w->depth);
     struct pending *pending = &w->pending[w->pending_count++];
     fake_worker_run(w->worker, plan, &pending->result);
-    ck_assert_uint_le(pending->result.row_count, STEP_TOKENS + SEQS);
+    ck_assert_uint_le(pending->result.row_count, ROWS_MAX);
     if (pending->result.row_count > 0) {
         memcpy(pending->rows, pending->result.rows,
                pending->result.row_count * sizeof *pending->rows);
@@ -913,6 +914,59 @@ static struct client *arrive_after(struct world *w, const int32_t *begin, uint32
     return client;
 }
 
+// More sequences than a plan copies blocks share the beginning of a prompt, in a block above the
+// new end: one copy, told to all of them.
+START_TEST(a_block_of_very_many_sequences_moves) {
+    enum { MANY = 96, TOKENS = 512, BLOCKS = 150 };
+    struct world w;
+    world_init(&w);
+    world_deinit(&w);
+    struct core_config config = {.seqs_max = MANY,
+                                 .waiting_max = MANY,
+                                 .step_tokens_max = TOKENS,
+                                 .blocks_max = FAKE_BLOCKS_MAX,
+                                 .group = 1,
+                                 .depth = w.depth};
+    ck_assert_int_eq(core_create(&config, &w.core, NULL), STATUS_OK);
+    struct envelope *e = &w.capacity.envelope;
+    e->seqs = MANY;
+    e->tokens = e->logit_rows = e->prompt_logit_rows = e->logprob_rows = TOKENS;
+    e->attended_tokens = MANY * SEQ_TOKENS;
+    struct plan_limits limits = {*e, BLOCK_TOKENS, BLOCKS, VOCABULARY};
+    w.worker = fake_worker_create(&limits);
+    worker_ready(&w);
+    // These take the low blocks, and leave once somebody has begun above them.
+    uint64_t first = w.next_id + 1;
+    for (int i = 0; i < 9; i++) {
+        submit(&w, arrive(&w, 180, 12));
+    }
+    int32_t begin[SEQ_TOKENS] = {1, 2, 3, 4, 5};
+    struct client *head = arrive_after(&w, begin, BLOCK_TOKENS, 20, 60);
+    while (head->received < 8) {
+        answer(&w);
+    }
+    for (uint64_t id = first; id < first + 9; id++) {
+        struct core_input cancel = {.kind = CORE_INPUT_CANCEL, .id = {id}};
+        tick(&w, &cancel);
+    }
+    for (int i = 0; i < 85; i++) {
+        arrive_after(&w, begin, BLOCK_TOKENS, 20, 12);
+    }
+    for (int i = 0; i < 4; i++) {
+        answer(&w);
+    }
+    ck_assert_uint_gt(running(&w), BOUND_KV_COPIES);
+    resize(&w, 20);
+    run_dry(&w);
+    ck_assert_int_eq(w.resized.resized.outcome, RESIZE_OUTCOME_NEEDED);
+    ck_assert_uint_lt(w.resized.resized.after, BLOCKS);
+    ck_assert_uint_gt(core_counters(w.core)->kv_blocks_moved, 0);
+    ck_assert_uint_gt(fake_worker_moves(w.worker), BOUND_KV_COPIES);
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH] + w.finished[FINISH_REASON_CANCELLED], 95);
+    world_deinit(&w);
+}
+END_TEST
+
 START_TEST(a_beginning_that_was_computed_is_not_computed_again) {
     struct world w;
     world_init(&w);
@@ -1099,6 +1153,7 @@ Suite *suite_core(void) {
     tcase_add_test(tc, a_slow_resize_is_no_lost_step);
     tcase_add_test(tc, an_idle_pool_shrinks_and_grows);
     tcase_add_test(tc, a_busy_pool_shrinks_by_moving_blocks);
+    tcase_add_test(tc, a_block_of_very_many_sequences_moves);
     tcase_add_test(tc, admissions_follow_the_pool);
     tcase_add_test(tc, who_waits_keeps_the_room_it_was_promised);
     tcase_add_test(tc, chunks_and_budgets_are_the_workers_word);
