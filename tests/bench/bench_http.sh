@@ -15,6 +15,7 @@ cleanup() { [ -z "${SERVER:-}" ] || kill "$SERVER" 2>/dev/null || true; [ -z "${
 trap cleanup EXIT
 
 start_server "$work/http.log" "$model" --device sim:h200 ${FLAGS:-}
+rm -f "$work/http.port"    # an earlier run wrote it
 "$out/tests/bench/bench_http_limit" >"$work/http.port" &
 LIMIT=$!
 until [ -s "$work/http.port" ]; do sleep 0.05; done
