@@ -49,7 +49,7 @@ static bool slot_take(struct api *api, struct api_choice *choice) {
     return true;
 }
 
-static void slot_give_back(struct api *api, struct api_choice *choice) {
+void api_slot_give_back(struct api *api, struct api_choice *choice) {
     uint32_t index = (uint32_t)(choice->id & ((1u << SLOT_BITS) - 1));
     INVARIANT(api->slots[index].choice == choice);
     api->slots[index] = (struct api_slot){.next_free = api->slot_free};
@@ -59,7 +59,7 @@ static void slot_give_back(struct api *api, struct api_choice *choice) {
     api->live_sequences--;
 }
 
-static struct api_choice *slot_find(const struct api *api, struct request_id id) {
+struct api_choice *api_slot_find(const struct api *api, struct request_id id) {
     uint32_t index = (uint32_t)(id.value & ((1u << SLOT_BITS) - 1));
     if (index >= api->slot_count || api->slots[index].id != id.value) {
         return NULL;
@@ -181,7 +181,7 @@ void api_call_destroy(struct api_call *call) {
     for (uint32_t i = 0; i < call->choice_count; i++) {
         struct api_choice *choice = &call->choices[i];
         if (choice->id != 0) {
-            slot_give_back(api, choice);
+            api_slot_give_back(api, choice);
         }
         api->prompt_tokens_held -= choice->tokens != NULL ? choice->prompt_count : 0;
         memory_free(choice->tokens);
@@ -313,7 +313,7 @@ bool api_call_set_prompt(struct api_call *call, const struct api_params *params,
 // ---- submitting --------------------------------------------------------------------------------
 
 // Marks the call for api_turn_end.
-static void touch(struct api_call *call) {
+void api_call_touch(struct api_call *call) {
     struct api *api = call->visit.api;
     if (!call->dirty) {
         call->dirty = true;
@@ -323,13 +323,13 @@ static void touch(struct api_call *call) {
     }
 }
 
-static void finish_choice(struct api_choice *choice, const char *reason) {
+void api_choice_finish(struct api_choice *choice, const char *reason) {
     INVARIANT(!choice->finished);
     choice->finished = true;
     choice->finish_reason = reason;
     choice->call->unfinished_count--;
     choice->dirty = true;
-    touch(choice->call);
+    api_call_touch(choice->call);
 }
 
 // The draw of choice i of a request with a seed depends on (seed, i); without one, choices of
@@ -365,7 +365,7 @@ static bool submit_choice(struct api_choice *choice, uint32_t stream, struct api
     if (status == STATUS_OK) {
         return true;
     }
-    slot_give_back(api, choice);
+    api_slot_give_back(api, choice);
     api_fail(failure, status == STATUS_BUSY ? API_CODE_QUEUE_FULL : API_CODE_UNAVAILABLE, NULL,
              status == STATUS_BUSY ? "Too many requests wait already."
                                    : "The request cannot be taken now.");
@@ -390,7 +390,7 @@ void api_call_submit(struct api_call *call) {
     for (uint32_t i = 0; i < call->choice_count; i++) {
         struct api_choice *choice = &call->choices[i];
         if (choice->output_max == 0 && !call->sampling.want_prompt_logprobs) {
-            finish_choice(choice, "length");    // an echo needs no engine
+            api_choice_finish(choice, "length");    // an echo needs no engine
             continue;
         }
         uint32_t stream = draw_stream(choice, per_prompt, call->seed_given);
@@ -443,7 +443,7 @@ void api_call_start(struct api_visit *visit, enum api_call_kind kind, struct api
 
 // In api_turn_end and not at once: by then a tick that refuses many sequences has refused them all,
 // and only those are cancelled that really run.
-static void cancel_rest(struct api_call *call) {
+void api_call_cancel(struct api_call *call) {
     struct api *api = call->visit.api;
     call->cancel_wanted = false;
     for (uint32_t i = 0; i < call->choice_count; i++) {
@@ -459,7 +459,7 @@ void api_call_let_go(struct api_call *call) {
     call->exchange = NULL;
     call->visit.exchange = NULL;
     call->visit.api->open_calls--;
-    touch(call);
+    api_call_touch(call);
 }
 
 void api_call_log(struct api_call *call, int status, const char *finish) {
@@ -537,215 +537,4 @@ void api_call_alarm(struct api_call *call, uint64_t now_us) {
         buf_append_str(http_exchange_payload(exchange), "\n\n");
     }
     exchange->alarm_us = call->keepalive_us > 0 ? now_us + call->keepalive_us : 0;
-}
-
-// ---- the core's actions ------------------------------------------------------------------------
-
-static void observe_token(struct api_choice *choice, uint64_t now_us) {
-    struct api_call *call = choice->call;
-    struct stats *stats = call->visit.api->config.stats;
-    choice->output_count++;
-    if (choice->output_count == 1) {
-        choice->first_us = now_us;
-    }
-    if (stats != NULL && call->kind != API_CALL_KIND_CANARY) {
-        uint64_t arrived_us = call->exchange->arrived_us;
-        if (choice->output_count == 1) {
-            stats_ttft(stats, call->class_, now_us - arrived_us);
-        } else {
-            stats_itl(stats, call->class_, now_us - choice->last_us);
-        }
-    }
-    choice->last_us = now_us;
-}
-
-// Which of the stop tokens it was: the model's own end is no "stop that fired".
-static void note_stop_token(struct api_choice *choice, int32_t token) {
-    const struct sampling_params *sampling = &choice->call->sampling;
-    for (uint32_t i = choice->call->eos_count; i < sampling->stop_token_count; i++) {
-        if (sampling->stop_tokens[i] == token) {
-            choice->stop_kind = API_STOP_KIND_TOKEN;
-            choice->stop_index = (uint32_t)token;
-        }
-    }
-    for (uint32_t i = 0; i < choice->call->eos_count; i++) {
-        if (sampling->stop_tokens[i] == token) {
-            choice->stop_kind = API_STOP_KIND_NONE;
-        }
-    }
-}
-
-static void on_token(struct api_choice *choice, const struct core_action *action, uint64_t now_us) {
-    struct api_call *call = choice->call;
-    struct api *api = call->visit.api;
-    const struct result_row *row = action->token.row;
-    if (call->exchange == NULL || choice->finished) {
-        return;    // nobody waits for it any more
-    }
-    call->visit.now_us = now_us;
-    if (row->is_prompt) {
-        api_text_score_prompt(choice, row);
-        return;
-    }
-    observe_token(choice, now_us);
-    if (action->token.is_stop_token) {
-        note_stop_token(choice, row->token);
-    }
-    bool matched = api_text_token(choice, row, action->token.is_stop_token);
-    choice->dirty = true;
-    touch(call);
-    if (matched) {
-        finish_choice(choice, "stop");
-        api->config.stop(api->config.ctx, (struct request_id){choice->id});
-    }
-}
-
-static void fail_by_reason(struct api_call *call, enum finish_reason reason) {
-    struct api_failure failure = {0};
-    switch (reason) {
-    case FINISH_REASON_FAULT:
-        api_fail(&failure, API_CODE_INSTANCE_LOST, NULL,
-                 "The worker that computed this request was lost.");
-        break;
-    case FINISH_REASON_REFUSED:
-        api_fail(&failure, API_CODE_INTERNAL, NULL,
-                 "The worker refuses to compute this request; the server's log says why.");
-        break;
-    case FINISH_REASON_SHUTDOWN:
-        api_fail(&failure, API_CODE_DRAINING, NULL, "The server is shutting down.");
-        break;
-    default:
-        api_fail(&failure, API_CODE_UNAVAILABLE, NULL, "The request was ended by the operator.");
-        break;
-    }
-    failure.retry_after_ms = reason == FINISH_REASON_REFUSED ? 0 : RETRY_MS;
-    api_call_fail(call, &failure);
-}
-
-static void observe_end(const struct api_choice *choice, uint64_t now_us) {
-    const struct api_call *call = choice->call;
-    struct stats *stats = call->visit.api->config.stats;
-    if (stats == NULL || call->exchange == NULL || choice->output_count == 0 ||
-        call->kind == API_CALL_KIND_CANARY) {
-        return;
-    }
-    uint64_t arrived_us = call->exchange->arrived_us;
-    const struct stats_sequence sequence = {.class_ = call->class_,
-                                            .prompt_tokens = choice->prompt_count,
-                                            .output_tokens = choice->output_count,
-                                            .ttft_us = choice->first_us - arrived_us,
-                                            .e2e_us = now_us - arrived_us};
-    stats_sequence_done(stats, &sequence);
-}
-
-static void on_finished(struct api_choice *choice, enum finish_reason reason, uint64_t now_us) {
-    struct api_call *call = choice->call;
-    slot_give_back(call->visit.api, choice);
-    call->visit.now_us = now_us;
-    observe_end(choice, now_us);
-    if (call->exchange != NULL && !choice->finished) {
-        if (reason == FINISH_REASON_STOP || reason == FINISH_REASON_LENGTH) {
-            api_text_end(choice);
-            finish_choice(choice, reason == FINISH_REASON_STOP ? "stop" : "length");
-        } else {
-            fail_by_reason(call, reason);
-        }
-    }
-    touch(call);    // it may be time to free it
-}
-
-static void on_rejected(struct api_choice *choice, const struct core_action *action,
-                        uint64_t now_us) {
-    struct api_call *call = choice->call;
-    struct api_failure failure = {0};
-    slot_give_back(call->visit.api, choice);
-    call->visit.now_us = now_us;
-    switch (action->rejected.reason) {
-    case REJECT_REASON_QUEUE_FULL:
-        api_fail(&failure, API_CODE_QUEUE_FULL, NULL, "Too many requests wait already.");
-        break;
-    case REJECT_REASON_TOO_LARGE:
-        api_fail(&failure, API_CODE_TOO_LARGE, NULL,
-                 "The prompt and the tokens asked for exceed the whole KV cache.");
-        break;
-    case REJECT_REASON_DRAINING:
-        api_fail(&failure, API_CODE_DRAINING, NULL, "The server is shutting down.");
-        break;
-    default:
-        api_fail(&failure, API_CODE_UNAVAILABLE, NULL, "No worker is ready.");
-        break;
-    }
-    failure.retry_after_ms = action->rejected.retry_after_ms;
-    failure.retryable = failure.retryable && action->rejected.retry_after_ms > 0;
-    if (call->kind == API_CALL_KIND_CANARY && action->rejected.reason == REJECT_REASON_QUEUE_FULL) {
-        api_canary_answer(call, "queue_full");    // others are being served: alive
-    } else {
-        api_call_fail(call, &failure);
-    }
-    touch(call);
-}
-
-void api_on_action(struct api *api, const struct core_action *action, uint64_t now_us) {
-    struct api_choice *choice = NULL;
-    switch (action->kind) {
-    case CORE_ACTION_ADMITTED:
-        choice = slot_find(api, action->admitted.id);
-        if (choice != NULL) {
-            choice->cached_tokens = action->admitted.cached_tokens;
-        }
-        break;
-    case CORE_ACTION_TOKEN:
-        choice = slot_find(api, action->token.id);
-        if (choice != NULL) {
-            on_token(choice, action, now_us);
-        }
-        break;
-    case CORE_ACTION_FINISHED:
-        choice = slot_find(api, action->finished.id);
-        if (choice != NULL) {
-            on_finished(choice, action->finished.reason, now_us);
-        }
-        break;
-    case CORE_ACTION_REJECTED:
-        choice = slot_find(api, action->rejected.id);
-        if (choice != NULL) {
-            on_rejected(choice, action, now_us);
-        }
-        break;
-    default:
-        break;
-    }
-}
-
-static void turn_call(struct api_call *call) {
-    if (call->exchange != NULL) {
-        if (call->kind == API_CALL_KIND_CANARY) {
-            if (call->unfinished_count == 0) {
-                api_canary_answer(call, NULL);
-            }
-        } else if (call->stream) {
-            api_render_events(call);
-        } else if (call->unfinished_count == 0) {
-            api_render_body(call);
-        }
-    }
-}
-
-void api_turn_end(struct api *api, uint64_t now_us) {
-    struct api_call *call;
-    while ((call = api->dirty) != NULL) {
-        api->dirty = call->next_dirty;
-        if (api->dirty == NULL) {
-            api->dirty_end = &api->dirty;
-        }
-        call->dirty = false;
-        call->visit.now_us = now_us;
-        turn_call(call);
-        if (call->cancel_wanted) {
-            cancel_rest(call);
-        }
-        if (call->exchange == NULL && call->live_count == 0 && !call->dirty) {
-            api_call_destroy(call);
-        }
-    }
 }

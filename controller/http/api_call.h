@@ -112,6 +112,16 @@ void api_call_log(struct api_call *call, int status, const char *finish);
 // The exchange has its answer; from here on the call only waits for the core.
 void api_call_let_go(struct api_call *call);
 
+// ---- shared by api_call.c and api_actions.c ----------------------------------------------------
+
+// The choice of a core request; NULL once the core has ended it.
+struct api_choice *api_slot_find(const struct api *api, struct request_id id);
+void api_slot_give_back(struct api *api, struct api_choice *choice);
+void api_call_touch(struct api_call *call);    // api_turn_end will look at it
+void api_choice_finish(struct api_choice *choice, const char *reason);    // `reason` is static
+// Cancels what still runs.
+void api_call_cancel(struct api_call *call);
+
 // ---- text of a choice (api_text.c) -------------------------------------------------------------
 
 // Copies the stop strings; false without memory.
