@@ -55,7 +55,11 @@ static void print_run(const struct scenario *scenario, const struct scenario_run
            scenario->name, run->seed, VERSION_COMMIT, run->digest, run->group_hours, run->ticks,
            run->faults, run->clients, run->tokens);
     for (uint32_t i = 0; i < run->figure_count; i++) {
-        printf(", \"%s\": %.6g", run->figures[i].name, run->figures[i].value);
+        const struct scenario_figure *figure = &run->figures[i];
+        printf(", \"%s\": %.6g", figure->name, figure->value);
+        if (figure->bounded) {
+            printf(", \"%s_bound\": %.6g", figure->name, figure->bound);
+        }
     }
     printf(", \"wall_s\": %.3f}\n", (double)wall_us / 1e6);
 }

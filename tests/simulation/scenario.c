@@ -7,6 +7,20 @@
 
 const struct scenario scenarios[] = {
     {"swarm", scenario_swarm, "random machines, clients and faults: every check holds"},
+    {"preemption_thrash", scenario_preemption_thrash,
+     "a prompt that does not fit beside four others waits, and costs them nothing"},
+    {"deferred_frees", scenario_deferred_frees,
+     "blocks behind a fence stop nobody: steps go on, nothing is evicted"},
+    {"parked", scenario_parked,
+     "paused sequences always end, and then the head of the line starts"},
+    {"client_gone", scenario_client_gone,
+     "whenever a client leaves, its memory is free two steps later"},
+    {"prompt_alone", scenario_prompt_alone, "a prompt that nobody waits beside has whole steps"},
+    {"cache_cold", scenario_cache_cold, "prompts that nothing is cached of wait as long as others"},
+    {"policy_azure", scenario_policy_azure,
+     "more decode tokens per step than reservation, nothing evicted or computed again"},
+    {"policy_mooncake", scenario_policy_mooncake,
+     "more decode tokens per step than reservation, nothing evicted or computed again"},
 };
 const uint32_t scenario_count = sizeof scenarios / sizeof scenarios[0];
 
@@ -21,7 +35,7 @@ const struct scenario *scenario_find(const char *name) {
 
 void scenario_figure(struct scenario_run *run, const char *name, double value) {
     SIM_CHECK(run->figure_count < SCENARIO_FIGURES, "more figures than a run has");
-    run->figures[run->figure_count++] = (struct scenario_figure){name, value};
+    run->figures[run->figure_count++] = (struct scenario_figure){.name = name, .value = value};
 }
 
 void scenario_add(struct scenario_run *run, const struct sim_world *world) {
@@ -61,6 +75,42 @@ struct sim_cost scenario_cost(double scale) {
         .decode_context_us = 1e-3 * scale,
         .noise = 0.05,
     };
+}
+
+struct sim_spec scenario_client(uint64_t at_us, uint32_t prompt_count, uint32_t outputs) {
+    return (struct sim_spec){
+        .at_us = at_us,
+        .class_ = SIM_STANDARD,
+        .prompt_count = prompt_count,
+        .output_max = outputs,
+        .cancel_outputs = SIM_NEVER,
+        .stop_outputs = SIM_NEVER,
+        .fill = sim_fill_shared,
+        .key = at_us + 1,
+    };
+}
+
+static void add_bounded(struct scenario_run *run, const char *name, double value, double bound) {
+    scenario_figure(run, name, value);
+    run->figures[run->figure_count - 1].bounded = true;
+    run->figures[run->figure_count - 1].bound = bound;
+}
+
+void scenario_at_most(struct scenario_run *run, const char *name, double value, double bound) {
+    SIM_CHECK(value <= bound, "%s is %g, and may be %g at most", name, value, bound);
+    add_bounded(run, name, value, bound);
+}
+
+void scenario_at_least(struct scenario_run *run, const char *name, double value, double bound) {
+    SIM_CHECK(value >= bound, "%s is %g, and must be %g at least", name, value, bound);
+    add_bounded(run, name, value, bound);
+}
+
+void scenario_no_recompute(struct scenario_run *run, const struct sim_world *world) {
+    struct sim_core_state state;
+    sim_core_state(world->core, world->now_us, &state);
+    scenario_at_most(run, "evictions", (double)state.preemptions, 0);
+    scenario_at_most(run, "recomputed_tokens", (double)state.recomputed, 0);
 }
 
 void scenario_trace(const struct scenario_run *run, const char *name, struct sim_trace *out) {

@@ -11,8 +11,10 @@
 struct scenario_figure {
     const char *name;
     double value;
+    bool bounded;
+    double bound;
 };
-enum { SCENARIO_FIGURES = 24 };
+enum { SCENARIO_FIGURES = 32 };
 
 struct scenario_run {
     uint64_t seed;
@@ -48,10 +50,28 @@ struct scenario_machine {
 struct plan_limits scenario_limits(const struct scenario_machine *machine);
 // A machine like an H200 with a model of some ten billion parameters; times `scale`.
 struct sim_cost scenario_cost(double scale);
+// A client that wants this and gets all of it.
+struct sim_spec scenario_client(uint64_t at_us, uint32_t prompt_count, uint32_t outputs);
+// Fails unless value <= bound (or >= with scenario_at_least); both become figures.
+void scenario_at_most(struct scenario_run *run, const char *name, double value, double bound);
+void scenario_at_least(struct scenario_run *run, const char *name, double value, double bound);
+// No request of a guaranteed class was evicted or computed again.
+void scenario_no_recompute(struct scenario_run *run, const struct sim_world *world);
 // Loads NAME of the run's traces; ends the process with the reason.
 void scenario_trace(const struct scenario_run *run, const char *name, struct sim_trace *out);
 
 // The scenarios, by file.
 void scenario_swarm(struct scenario_run *run);
+// scenario_memory.c: what happens where memory is short
+void scenario_preemption_thrash(struct scenario_run *run);
+void scenario_deferred_frees(struct scenario_run *run);
+void scenario_parked(struct scenario_run *run);
+void scenario_client_gone(struct scenario_run *run);
+// scenario_prefill.c: who waits for whose prompt
+void scenario_prompt_alone(struct scenario_run *run);
+void scenario_cache_cold(struct scenario_run *run);
+// scenario_policy.c: beside other policies, on recorded traffic
+void scenario_policy_azure(struct scenario_run *run);
+void scenario_policy_mooncake(struct scenario_run *run);
 
 #endif

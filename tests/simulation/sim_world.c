@@ -353,7 +353,7 @@ static void on_plan(void *ctx, uint32_t group_index, const struct plan *plan) {
     message->capacity = *sim_worker_capacity(group->worker);
     if (message->result.status == RESULT_STATUS_OK) {
         check_no_zombies(world, group);
-        group->steps++;
+        group->steps += step->seqs > 0 ? 1 : 0;
         group->decode_steps += step->decode_rows > 0 ? 1 : 0;
         group->decode_rows += step->decode_rows;
         group->idle_rows += step->idle_rows;
@@ -529,6 +529,8 @@ static void take_result(struct sim_world *world, struct sim_message *message) {
     if (current && message->result.status == RESULT_STATUS_OK &&
         message->result.seq > group->completed_seq) {
         group->completed_seq = message->result.seq;
+        uint64_t pause_us = world->now_us - world->progress_us;
+        world->pause_us_max = pause_us > world->pause_us_max ? pause_us : world->pause_us_max;
         world->progress_us = world->now_us;
     }
     if (current && message->result.status == RESULT_STATUS_REFUSED && group->refused_seq == 0) {
@@ -740,6 +742,23 @@ void sim_world_run(struct sim_world *world, uint64_t until_us) {
     world->now_us = until_us > world->now_us ? until_us : world->now_us;
 }
 
+void sim_world_step(struct sim_world *world) {
+    uint64_t at;
+    bool more = sim_events_next(&world->events, &at);
+    SIM_CHECK(more, "%u requests live and nothing will happen", world->clients.live);
+    sim_world_run(world, at);
+}
+
+void sim_world_run_until(struct sim_world *world, uint32_t client, enum sim_client_state state,
+                         uint64_t bound_us) {
+    uint64_t start = world->now_us;
+    while (sim_client_at(&world->clients, client)->state != state) {
+        SIM_CHECK(world->now_us - start <= bound_us, "client %u is not there after %llu us", client,
+                  (unsigned long long)(world->now_us - start));
+        sim_world_step(world);
+    }
+}
+
 // ---- the end -----------------------------------------------------------------------------------
 
 uint64_t sim_world_step_us_max(const struct sim_world *world) {
@@ -791,10 +810,7 @@ uint64_t sim_world_drain(struct sim_world *world, uint64_t bound_us) {
     while (world->clients.live > 0 || is_troubled(world)) {
         SIM_CHECK(world->now_us - start <= bound_us, "%u requests live %llu us after the last",
                   world->clients.live, (unsigned long long)(world->now_us - start));
-        uint64_t at;
-        bool more = sim_events_next(&world->events, &at);
-        SIM_CHECK(more, "%u requests live and nothing will happen", world->clients.live);
-        sim_world_run(world, at);
+        sim_world_step(world);
     }
     uint64_t took_us = world->now_us - start;
     // The last plan, which takes slots back, and results that come late.

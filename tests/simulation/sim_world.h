@@ -75,7 +75,8 @@ struct sim_group {
     uint32_t running_count;
     struct sim_message *ghosts[SIM_GHOSTS];    // by seq
     // Sums.
-    uint64_t steps, decode_steps, decode_rows, prefill_tokens, busy_us, idle_rows;
+    uint64_t steps;    // with rows
+    uint64_t decode_steps, decode_rows, prefill_tokens, busy_us, idle_rows;
 };
 
 struct sim_world {
@@ -91,9 +92,10 @@ struct sim_world {
     uint64_t epoch;     // the last one given
     uint32_t connection;
     uint64_t ticks, faults, events_done;
-    uint64_t fault_us;       // of the last fault, or of its end
-    uint64_t progress_us;    // the last step whose result arrived
-    bool timer;              // is due
+    uint64_t fault_us;        // of the last fault, or of its end
+    uint64_t pause_us_max;    // between two such, while somebody lived
+    uint64_t progress_us;     // the last step whose result arrived
+    bool timer;               // is due
     bool drained, aborted;
     struct sim_message *free_messages, *delivered;    // delivered: inputs of this tick
     uint32_t *must_end;    // clients whose cancellation is an input of this tick
@@ -112,6 +114,11 @@ uint32_t sim_world_submit(struct sim_world *world, const struct sim_spec *spec);
 void sim_world_source(struct sim_world *world, const struct sim_source *source);
 
 void sim_world_run(struct sim_world *world, uint64_t until_us);
+// Until the client's state is this; fails after `bound_us`.
+void sim_world_run_until(struct sim_world *world, uint32_t client, enum sim_client_state state,
+                         uint64_t bound_us);
+// What happens next, all of one time.
+void sim_world_step(struct sim_world *world);
 // No more faults and new clients: everybody who lives must end within the bound, and nothing stay
 // behind. Returns the time that it took.
 uint64_t sim_world_drain(struct sim_world *world, uint64_t bound_us);
