@@ -113,6 +113,8 @@
 #define BOUND_METRIC_LABEL_BYTES 4096u
 
 // ---- scheduling --------------------------------------------------------------------------------
+// Groups that one controller drives. Refuse to start.
+#define BOUND_GROUPS 1024u
 // Sequences running in one group (slots). Configuration lowers it; the rest waits.
 #define BOUND_SEQS 1024u
 // Ranks of one group: one node. Refuse.

@@ -518,7 +518,10 @@ static enum status create_core(struct controller *c, struct error *err) {
         .blocks_max = BOUND_BLOCKS,
         .group = 1,
         .depth = (uint32_t)config_int(c->config, OPTION_PIPELINE_DEPTH),
+        .groups_max = 1,
+        .tenant_max = BOUND_API_KEYS + 1,
     };
+    core_policy_defaults(&config.policy);
     TRY(draw_secret(config.prefix_secret, sizeof config.prefix_secret, err));
     return core_create(&config, &c->core, err);
 }

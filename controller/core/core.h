@@ -81,6 +81,7 @@ struct core_input {
             struct worker_id worker;
             const struct message_capacity *capacity;
             uint64_t epoch;
+            uint32_t group;    // index of the group whose worker it is
         } ready;
         struct {
             struct worker_id worker;
@@ -93,6 +94,7 @@ struct core_input {
         struct {
             uint64_t operation;    // comes back with RESIZED
             uint32_t blocks;       // >= 1
+            uint32_t group;        // index
         } resize;
     };
 };
@@ -186,13 +188,30 @@ typedef void (*core_action_fn)(void *ctx, const struct core_action *action);
 
 // ---- life cycle --------------------------------------------------------------------------------
 
+// What an operator may turn. Times in microseconds.
+struct core_policy {
+    double itl_target_us;                          // between two tokens of a sequence
+    double prefill_step_us;                        // a step of prompts alone
+    double ttft_target_us[REQUEST_CLASS_COUNT];    // 0: no deadline
+    double guard[REQUEST_CLASS_COUNT];        // of free blocks that expectation may fill; 0: off
+    double share_min[REQUEST_CLASS_COUNT];    // of the work, promised
+    uint64_t hold_us;                         // until who lacks memory gets a ticket
+    uint32_t evictions_max;                   // of one best-effort request
+    uint64_t queued_tokens_max;               // uncached prompt tokens that wait; 0: no bound
+};
+void core_policy_defaults(struct core_policy *policy);
+
 struct core_config {
-    uint32_t seqs_max;           // running sequences, <= BOUND_SEQS
-    uint32_t waiting_max;        // queued requests, <= BOUND_WAITING
-    uint32_t step_tokens_max;    // --max-num-batched-tokens
-    uint32_t blocks_max;         // most KV blocks a worker may report
-    uint64_t group;              // id of the group this core drives
-    uint32_t depth;              // plans that may be outstanding, 1 to 3
+    uint32_t seqs_max;              // running sequences, <= BOUND_SEQS
+    uint32_t waiting_max;           // queued requests, <= BOUND_WAITING
+    uint32_t step_tokens_max;       // --max-num-batched-tokens
+    uint32_t blocks_max;            // most KV blocks a worker may report
+    uint64_t group;                 // id of the first group it drives
+    uint32_t depth;                 // plans that may be outstanding, 1 to 3
+    uint32_t groups_max;            // groups it drives; ids are group, group + 1, ...
+    uint32_t tenant_max;            // tenants are below
+    uint32_t blocks_per_seq_max;    // 0: BOUND_BLOCKS_PER_SEQ
+    struct core_policy policy;
     // Key of the hash under which blocks are found again: the deployment's secret.
     uint8_t prefix_secret[HASH_KEY_BYTES];
 };
@@ -220,7 +239,7 @@ struct core_counters {
 };
 
 struct core_gauges {
-    uint32_t queued, prefilling, decoding;
+    uint32_t queued, prefilling, decoding, paused;
     uint64_t queued_tokens;
     uint32_t kv_blocks_total, kv_blocks_free, kv_blocks_quarantined;
     uint32_t kv_blocks_cached;    // of the free ones, those that can be found again
@@ -234,8 +253,13 @@ struct core_gauges {
 
 const struct core_counters *core_counters(const struct core *core);
 void core_gauges(const struct core *core, uint64_t now_us, struct core_gauges *out);
-// What the ready worker reported; NULL before that. Alive until the next tick.
+// What the first group's worker reported; NULL before that. Alive until the next tick.
 const struct message_capacity *core_capacity(const struct core *core);
+
+// The same of one group.
+void core_group_gauges(const struct core *core, uint32_t group, uint64_t now_us,
+                       struct core_gauges *out);
+const struct message_capacity *core_group_capacity(const struct core *core, uint32_t group);
 
 // Tests and simulation: walks every structure and checks all that must hold.
 void core_audit(const struct core *core);

@@ -10,7 +10,7 @@ struct request_table {
     uint32_t request_max;
     uint32_t count;
     uint32_t free_first;    // list through `next`
-    uint32_t waiting_first, waiting_last, waiting_count;
+    uint64_t arrivals;
     uint32_t *index;    // open addressing, linear probing; REQUEST_NONE = empty
     uint32_t index_mask;
 };
@@ -41,8 +41,6 @@ enum status request_table_create(uint32_t request_max, struct request_table **ou
         table->index[i] = REQUEST_NONE;
     }
     table->free_first = request_max > 0 ? 0 : REQUEST_NONE;
-    table->waiting_first = REQUEST_NONE;
-    table->waiting_last = REQUEST_NONE;
     *out = table;
     return STATUS_OK;
 }
@@ -60,6 +58,11 @@ struct request *request_at(struct request_table *table, uint32_t index) {
     INVARIANT(index < table->request_max);
     INVARIANT(table->requests[index].state != REQUEST_FREE);
     return &table->requests[index];
+}
+
+bool request_is_live(const struct request_table *table, uint32_t index) {
+    INVARIANT(index < table->request_max);
+    return table->requests[index].state != REQUEST_FREE;
 }
 
 // ---- id index ----------------------------------------------------------------------------------
@@ -110,65 +113,6 @@ static void index_remove(struct request_table *table, uint32_t request) {
     }
 }
 
-// ---- waiting line ------------------------------------------------------------------------------
-
-static void enter_back(struct request_table *table, uint32_t index) {
-    struct request *request = &table->requests[index];
-    request->prev = table->waiting_last;
-    request->next = REQUEST_NONE;
-    if (table->waiting_last != REQUEST_NONE) {
-        table->requests[table->waiting_last].next = index;
-    } else {
-        table->waiting_first = index;
-    }
-    table->waiting_last = index;
-    table->waiting_count++;
-}
-
-void request_waiting_enter_front(struct request_table *table, uint32_t index) {
-    struct request *request = request_at(table, index);
-    request->state = REQUEST_WAITING;
-    request->prev = REQUEST_NONE;
-    request->next = table->waiting_first;
-    if (table->waiting_first != REQUEST_NONE) {
-        table->requests[table->waiting_first].prev = index;
-    } else {
-        table->waiting_last = index;
-    }
-    table->waiting_first = index;
-    table->waiting_count++;
-}
-
-void request_waiting_leave(struct request_table *table, uint32_t index) {
-    struct request *request = request_at(table, index);
-    INVARIANT(request->state == REQUEST_WAITING);
-    if (request->prev != REQUEST_NONE) {
-        table->requests[request->prev].next = request->next;
-    } else {
-        table->waiting_first = request->next;
-    }
-    if (request->next != REQUEST_NONE) {
-        table->requests[request->next].prev = request->prev;
-    } else {
-        table->waiting_last = request->prev;
-    }
-    request->prev = REQUEST_NONE;
-    request->next = REQUEST_NONE;
-    table->waiting_count--;
-}
-
-uint32_t request_waiting_first(const struct request_table *table) {
-    return table->waiting_first;
-}
-
-uint32_t request_waiting_next(const struct request_table *table, uint32_t index) {
-    return table->requests[index].next;
-}
-
-uint32_t request_waiting_count(const struct request_table *table) {
-    return table->waiting_count;
-}
-
 // ---- table -------------------------------------------------------------------------------------
 
 uint32_t request_table_add(struct request_table *table, const struct core_request *spec) {
@@ -183,22 +127,23 @@ uint32_t request_table_add(struct request_table *table, const struct core_reques
     request->state = REQUEST_WAITING;
     request->known = spec->prompt_count;
     request->slot = REQUEST_NONE;
+    request->order = ++table->arrivals;
     table->count++;
     index_add(table, index);
-    enter_back(table, index);
     return index;
 }
 
 void request_table_remove(struct request_table *table, uint32_t index) {
     struct request *request = request_at(table, index);
-    if (request->state == REQUEST_WAITING) {
-        request_waiting_leave(table, index);
-    }
     index_remove(table, index);
     request->state = REQUEST_FREE;
     request->next = table->free_first;
     table->free_first = index;
     table->count--;
+}
+
+uint32_t request_table_max(const struct request_table *table) {
+    return table->request_max;
 }
 
 uint32_t request_table_count(const struct request_table *table) {
@@ -207,28 +152,15 @@ uint32_t request_table_count(const struct request_table *table) {
 
 void request_table_audit(const struct request_table *table) {
     uint32_t live = 0;
-    uint32_t waiting = 0;
     for (uint32_t i = 0; i < table->request_max; i++) {
         const struct request *request = &table->requests[i];
         if (request->state == REQUEST_FREE) {
             continue;
         }
         live++;
-        waiting += request->state == REQUEST_WAITING ? 1 : 0;
         INVARIANT(request_find(table, request->spec.id) == i);
         INVARIANT(request->known <= request->spec.token_capacity);
         INVARIANT(request->computed <= request->known);
     }
     INVARIANT(live == table->count);
-    INVARIANT(waiting == table->waiting_count);
-    uint32_t walked = 0;
-    uint32_t prev = REQUEST_NONE;
-    for (uint32_t i = table->waiting_first; i != REQUEST_NONE; i = table->requests[i].next) {
-        INVARIANT(table->requests[i].state == REQUEST_WAITING);
-        INVARIANT(table->requests[i].prev == prev);
-        INVARIANT(++walked <= waiting);
-        prev = i;
-    }
-    INVARIANT(walked == waiting);
-    INVARIANT(prev == table->waiting_last);
 }

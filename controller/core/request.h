@@ -6,7 +6,7 @@
 #include "controller/core/safety_tree.h"
 #include <stdint.h>
 
-// The request table: every request from arrival to its terminal action, and the order they wait in.
+// The request table: every request from arrival to its terminal action.
 //
 //        arrive             admit             last chunk sent
 //   (none) ----> WAITING ----------> PREFILLING ------------> DECODING
@@ -35,24 +35,33 @@ struct request {
     enum request_state state;
     bool paused;
     bool suspect;    // had work in a plan that was refused, and in none that passed since
+    bool
+        guaranteed;    // never evicted; best-effort ones become it when they were evicted too often
+    uint32_t group;    // index of the group that serves it
     struct core_request spec;
+    uint64_t order;    // of arrival, unique
     uint64_t arrived_us;
-    uint64_t admitted_us;         // for the first time; 0 before
-    uint32_t known;               // tokens in the log: prompt and outputs
-    uint32_t computed;            // positions whose KV a completed step has written
-    uint32_t planned;             // positions that are computed once all outstanding plans are done
-    uint32_t prefill_end;         // tokens of the log at admission: chunks end there
-    uint64_t chunk_step;          // of the step that planned its last chunk
-    uint32_t len_max;             // prompt + output_max, at most the group's sequence limit
-    uint32_t resumes;             // times its group was lost
-    uint32_t slot;                // while running
-    uint32_t block_count;         // while running
-    uint32_t exclusive;           // of these, held by nobody else: they return when it ends
-    uint32_t cached;              // positions that were found, at this admission
-    uint32_t keys_known;          // keys of its blocks that are made
-    uint32_t published;           // blocks that can be found by others
+    uint64_t deadline_us;    // for the first token; UINT64_MAX: none
+    uint64_t held_us;        // since when it cannot be admitted for want of memory; 0: it can
+    uint32_t evictions;
+    uint32_t backlog;        // prompt tokens that count as work ahead of others, while it waits
+    uint32_t expected;       // blocks at its end, as the statistical guard guesses
+    uint64_t admitted_us;    // for the first time; 0 before
+    uint32_t known;          // tokens in the log: prompt and outputs
+    uint32_t computed;       // positions whose KV a completed step has written
+    uint32_t planned;        // positions that are computed once all outstanding plans are done
+    uint32_t prefill_end;    // tokens of the log at admission: chunks end there
+    uint64_t chunk_step;     // of the step that planned its last chunk
+    uint32_t len_max;        // prompt + output_max, at most the group's sequence limit
+    uint32_t resumes;        // times its group was lost
+    uint32_t slot;           // while running
+    uint32_t block_count;    // while running
+    uint32_t exclusive;      // of these, held by nobody else: they return when it ends
+    uint32_t cached;         // positions that were found, at this admission
+    uint32_t keys_known;     // keys of its blocks that are made
+    uint32_t published;      // blocks that can be found by others
     struct safety_claim claim;    // as registered in the safety tree, while running
-    uint32_t prev, next;          // in the waiting or the free list
+    uint32_t next;                // in the free list
 };
 
 struct request_table;
@@ -61,20 +70,15 @@ enum status request_table_create(uint32_t request_max, struct request_table **ou
                                  struct error *err) MUST_USE;
 void request_table_destroy(struct request_table *table);
 
-// A new WAITING request at the end of the line; its index, or REQUEST_NONE when the table is full.
+// A new WAITING request; its index, or REQUEST_NONE when the table is full.
 uint32_t request_table_add(struct request_table *table, const struct core_request *spec);
 void request_table_remove(struct request_table *table, uint32_t index);
 struct request *request_at(struct request_table *table, uint32_t index);
+bool request_is_live(const struct request_table *table, uint32_t index);
 uint32_t request_find(const struct request_table *table, struct request_id id);
 
-// The waiting line: first come, first served. A resumed request goes back to its front.
-uint32_t request_waiting_first(const struct request_table *table);
-uint32_t request_waiting_next(const struct request_table *table, uint32_t index);
-uint32_t request_waiting_count(const struct request_table *table);
-void request_waiting_leave(struct request_table *table, uint32_t index);
-void request_waiting_enter_front(struct request_table *table, uint32_t index);
-
 uint32_t request_table_count(const struct request_table *table);
+uint32_t request_table_max(const struct request_table *table);    // indices are below
 void request_table_audit(const struct request_table *table);
 
 #endif

@@ -4,8 +4,15 @@
 #include "common/invariant.h"
 #include "common/memory.h"
 #include "controller/core/scheduler_internal.h"
+#include <string.h>
 
-enum { SPLIT_PLANS = 16 };    // that pass before a lowered row count is doubled
+enum {
+    SPLIT_PLANS = 16,         // that pass before a lowered row count is doubled
+    LEARNT_STEPS = 8,         // before the cost model is asked for the size of prompts
+    STARVED_STEPS = 8,        // without a chunk: then a prompt gets a block of the next step
+    CHUNK_CANDIDATES = 64,    // prompts among which a step's tokens are divided
+};
+static const double FIRST_TOKEN_US = 100;    // what a prompt token costs, before anything is known
 
 enum status scheduler_create(const struct scheduler_options *options, struct scheduler **out,
                              struct error *err) {
@@ -28,7 +35,13 @@ enum status scheduler_create(const struct scheduler_options *options, struct sch
         flight->told = memory_array(options->seqs_max, sizeof *flight->told);
         whole = whole && flight->chunks != NULL && flight->told != NULL;
     }
+    struct waiting_options waiting = {.request_max = request_table_max(options->requests),
+                                      .tenant_max = options->tenant_max};
+    memcpy(waiting.share_min, options->policy.share_min, sizeof waiting.share_min);
     enum status status = safety_tree_create(options->blocks_per_seq_max, &s->safety, err);
+    if (status == STATUS_OK) {
+        status = waiting_line_create(&waiting, &s->waiting, err);
+    }
     if (status == STATUS_OK && !whole) {
         status = error_set(err, STATUS_EXHAUSTED, "no memory for %u slots", options->seqs_max);
     }
@@ -36,6 +49,8 @@ enum status scheduler_create(const struct scheduler_options *options, struct sch
         scheduler_destroy(s);
         return status;
     }
+    s->ticket = REQUEST_NONE;
+    cost_model_init(&s->cost, FIRST_TOKEN_US);
     *out = s;
     return STATUS_OK;
 }
@@ -45,6 +60,7 @@ void scheduler_destroy(struct scheduler *s) {
         return;
     }
     safety_tree_destroy(s->safety);
+    waiting_line_destroy(s->waiting);
     for (uint32_t i = 0; i < SCHEDULER_DEPTH_MAX; i++) {
         memory_free(s->flights[i].chunks);
         memory_free(s->flights[i].told);
@@ -54,10 +70,6 @@ void scheduler_destroy(struct scheduler *s) {
     memory_free(s->order);
     memory_free(s->block_ids);
     memory_free(s);
-}
-
-static uint32_t smaller(uint32_t a, uint32_t b) {
-    return a < b ? a : b;
 }
 
 // Free: without a request, and unknown to the worker. The lowest is on top.
@@ -77,6 +89,15 @@ static void list_free_slots(struct scheduler *s) {
     }
 }
 
+// Keys are of blocks of one size.
+static void forget_keys(struct scheduler *s, uint32_t block_tokens) {
+    for (uint32_t i = 0; i < request_table_max(s->options.requests); i++) {
+        if (block_tokens != s->block_tokens && waiting_line_holds(s->waiting, i)) {
+            request_at(s->options.requests, i)->keys_known = 0;
+        }
+    }
+}
+
 void scheduler_start(struct scheduler *s, const struct message_capacity *capacity) {
     const struct envelope *e = &capacity->envelope;
     INVARIANT(s->running == 0);
@@ -86,6 +107,7 @@ void scheduler_start(struct scheduler *s, const struct message_capacity *capacit
     s->envelope.tokens = smaller(e->tokens, s->options.step_tokens_max);
     // A longer sequence could be admitted, but not reach its end.
     s->envelope.seq_tokens = smaller(e->seq_tokens, e->attended_tokens_max);
+    forget_keys(s, capacity->block_tokens);
     s->block_tokens = capacity->block_tokens;
     s->retire_count = 0;
     s->flight_count = 0;
@@ -110,11 +132,6 @@ uint32_t scheduler_owner(const struct scheduler *s, struct slot_ref ref) {
 
 uint32_t scheduler_slot_request(const struct scheduler *s, uint32_t slot) {
     return slot < s->envelope.seqs ? s->slots[slot].request : REQUEST_NONE;
-}
-
-// The last token of a sequence is drawn but never computed, so its position needs no block.
-static uint32_t positions_max(uint32_t len_max, uint32_t prompt) {
-    return len_max > prompt ? len_max - 1 : len_max;
 }
 
 // Steps without place for a row that scores or tells logprobs never have one.
@@ -142,70 +159,20 @@ bool scheduler_misfit(const struct scheduler *s, const struct request *request) 
            scheduler_blocks_for(s, len_max) > kv_blocks_total(s->options.blocks);
 }
 
-// ---- claims ------------------------------------------------------------------------------------
-
-static struct safety_claim claim_of(const struct scheduler *s, const struct request *request) {
-    uint32_t total =
-        scheduler_blocks_for(s, positions_max(request->len_max, request->spec.prompt_count));
-    INVARIANT(request->block_count <= total);
-    return (struct safety_claim){total - request->block_count, request->exclusive};
-}
-
-static void set_claim(struct scheduler *s, struct request *request) {
-    request->claim = claim_of(s, request);
-    safety_tree_add(s->safety, request->claim);
-}
-
-// What will be free in the end without anybody finishing: quarantine is already coming back, and
-// what lives above the end of a shrinking pool will take places below it.
-static uint32_t reachable_free(const struct scheduler *s) {
-    INVARIANT(scheduler_live_blocks(s) <= kv_blocks_total(s->options.blocks));
-    return kv_blocks_total(s->options.blocks) - scheduler_live_blocks(s);
-}
-
-// Takes `count` blocks for the request if they are free and everybody can still finish then.
-static bool take_blocks(struct scheduler *s, struct request *request, uint32_t slot,
-                        uint32_t count) {
-    if (kv_blocks_free(s->options.blocks) < count || reachable_free(s) < count) {
-        return false;
-    }
-    bool registered = request->state != REQUEST_WAITING;
-    if (registered) {
-        safety_tree_remove(s->safety, request->claim);
-    }
-    request->block_count += count;
-    request->exclusive += count;
-    set_claim(s, request);
-    if (safety_tree_demand(s->safety) > reachable_free(s) - count) {
-        safety_tree_remove(s->safety, request->claim);
-        request->block_count -= count;
-        request->exclusive -= count;
-        if (registered) {
-            set_claim(s, request);
-        }
-        return false;
-    }
-    uint32_t *ids = scheduler_blocks(s, slot) + request->block_count - count;
-    enum status status = kv_blocks_take(s->options.blocks, count, ids);
-    INVARIANT(status == STATUS_OK);
-    for (uint32_t i = 0; i < count; i++) {
-        kv_blocks_set_owner(s->options.blocks, ids[i], s->slots[slot].request);
-    }
-    return true;
-}
-
 // ---- what a step may hold ----------------------------------------------------------------------
 
-// While suspects are left, steps are theirs alone.
-static bool any_suspect(const struct scheduler *s) {
-    for (uint32_t i = 0; i < s->running; i++) {
-        if (request_at(s->options.requests, s->slots[s->order[i]].request)->suspect) {
-            return true;
-        }
+void scheduler_set_suspect(struct scheduler *s, struct request *request, bool suspect) {
+    if (request->suspect != suspect) {
+        s->suspect_count += suspect ? 1 : UINT32_MAX;
     }
-    // Suspects whose admission was refused wait at the front.
-    uint32_t first = request_waiting_first(s->options.requests);
-    return first != REQUEST_NONE && request_at(s->options.requests, first)->suspect;
+    request->suspect = suspect;
+}
+
+void scheduler_set_paused(struct scheduler *s, struct request *request, bool paused) {
+    if (request->guaranteed && request->paused != paused) {
+        s->paused_count += paused ? 1 : UINT32_MAX;
+    }
+    request->paused = paused;
 }
 
 static void open_step(struct scheduler *s) {
@@ -215,7 +182,8 @@ static void open_step(struct scheduler *s) {
     s->history_left = BOUND_STEP_TOKENS;
     s->allowed = s->envelope;
     s->allowed.tokens = s->split.tokens;
-    s->suspects_only = any_suspect(s);
+    s->shape = (struct cost_shape){0};
+    s->suspects_only = s->suspect_count > 0;    // steps are theirs alone
     if (s->suspects_only) {
         s->allowed.seqs = s->split.changes_only ? 0 : s->split.seqs;
     }
@@ -227,15 +195,15 @@ static bool fits(const struct scheduler *s, const struct step_share *share) {
     return step_size_fits(&size, &s->allowed);
 }
 
-static bool may_run(const struct scheduler *s, const struct request *request) {
+bool scheduler_may_run(const struct scheduler *s, const struct request *request) {
     return !s->suspects_only || request->suspect;
 }
 
 // ---- decoding ----------------------------------------------------------------------------------
 
 // The slot's `told` changes with the plan being made.
-static struct told *tell(struct scheduler *s, uint32_t slot) {
-    struct flight *flight = &s->flights[(s->flight_first + s->flight_count) % SCHEDULER_DEPTH_MAX];
+struct told *scheduler_tell(struct scheduler *s, uint32_t slot) {
+    struct flight *flight = scheduler_open_flight(s);
     if (s->slots[slot].told_step != s->step) {
         s->slots[slot].told_step = s->step;
         flight->told[flight->told_count++].slot = slot;
@@ -244,9 +212,9 @@ static struct told *tell(struct scheduler *s, uint32_t slot) {
 }
 
 static void pause_slot(struct scheduler *s, struct step_plan *plan, uint32_t slot) {
-    scheduler_request(s, slot)->paused = true;
+    scheduler_set_paused(s, scheduler_request(s, slot), true);
     if (!s->slots[slot].told.paused) {
-        tell(s, slot)->paused = true;
+        scheduler_tell(s, slot)->paused = true;
         s->change_count++;
         step_plan_update(plan, &(struct plan_update){.ref = scheduler_ref(s, slot), .pause = true});
     }
@@ -257,7 +225,7 @@ static bool make_room(struct scheduler *s, struct step_plan *plan, uint32_t slot
     struct request *request = scheduler_request(s, slot);
     const struct told *told = &s->slots[slot].told;
     bool crosses = request->planned >= request->block_count * s->block_tokens;
-    if (crosses && !take_blocks(s, request, slot, 1)) {
+    if (crosses && !scheduler_take_block(s, slot)) {
         pause_slot(s, plan, slot);
         return false;
     }
@@ -269,10 +237,10 @@ static bool make_room(struct scheduler *s, struct step_plan *plan, uint32_t slot
     };
     if (update.append_count > 0 || update.resume) {
         step_plan_update(plan, &update);
-        tell(s, slot)->blocks = request->block_count;
-        tell(s, slot)->paused = false;
+        scheduler_tell(s, slot)->blocks = request->block_count;
+        scheduler_tell(s, slot)->paused = false;
     }
-    request->paused = false;
+    scheduler_set_paused(s, request, false);
     return true;
 }
 
@@ -289,11 +257,12 @@ static uint32_t plan_decodes(struct scheduler *s, struct step_plan *plan) {
         // Envelope: whoever the step has no place for waits, and so is paused for one step.
         struct step_share share =
             step_share_decode(request->planned + 1, request->spec.sampling.want_logprobs);
-        if (!may_run(s, request) || !fits(s, &share)) {
+        if (!scheduler_may_run(s, request) || !fits(s, &share)) {
             pause_slot(s, plan, slot);
         } else if (make_room(s, plan, slot)) {
             step_size_add(&s->size, &share);
             request->planned++;
+            cost_shape_add_decode(&s->shape, request->planned);
             rows++;
         }
     }
@@ -317,8 +286,8 @@ static struct step_share share_of_chunk(const struct request *request, uint32_t 
 }
 
 // The most of `tokens` that the step has place for: shares grow with the chunk.
-static uint32_t chunk_that_fits(const struct scheduler *s, const struct request *request,
-                                uint32_t tokens) {
+uint32_t scheduler_chunk_that_fits(const struct scheduler *s, const struct request *request,
+                                   uint32_t tokens) {
     uint32_t good = 0;
     uint32_t bad = tokens + 1;
     uint32_t next = tokens;    // most often all of it fits
@@ -342,10 +311,12 @@ static void plan_chunk(struct scheduler *s, struct step_plan *plan, uint32_t slo
     bool scored = request->spec.sampling.want_prompt_logprobs && !last;
     struct step_share share = share_of_chunk(request, tokens);
     step_size_add(&s->size, &share);
+    cost_shape_add_chunk(&s->shape, start, tokens);
+    s->prefill_tokens -= tokens;
     request->planned += tokens;
     request->chunk_step = s->step;
     request->state = last ? REQUEST_DECODING : REQUEST_PREFILLING;
-    struct flight *flight = &s->flights[(s->flight_first + s->flight_count) % SCHEDULER_DEPTH_MAX];
+    struct flight *flight = scheduler_open_flight(s);
     flight->chunks[flight->chunk_count++] =
         (struct flight_chunk){slot, s->slots[slot].gen, request->planned};
     step_plan_prefill(plan, &(struct plan_prefill){
@@ -358,212 +329,116 @@ static void plan_chunk(struct scheduler *s, struct step_plan *plan, uint32_t slo
                             });
 }
 
-// First come, first served, until the step's prompt tokens are used up. Returns what is left.
-static uint32_t plan_prefills(struct scheduler *s, struct step_plan *plan, uint32_t from,
-                              uint32_t budget) {
-    for (uint32_t i = from; i < s->running && budget > 0; i++) {
-        struct request *request = scheduler_request(s, s->order[i]);
-        if (request->state != REQUEST_PREFILLING || request->chunk_step == s->step ||
-            !may_run(s, request)) {
-            continue;
-        }
-        uint32_t tokens = smaller(request->prefill_end - request->planned, budget);
-        tokens = chunk_that_fits(s, request, tokens);
-        if (tokens > 0) {
-            plan_chunk(s, plan, s->order[i], tokens);
-            budget -= tokens;
-        } else {
-            s->prompt_waits = true;
-        }
+// ---- how much of which prompt ------------------------------------------------------------------
+
+// Tokens of prompts that the step has time for, beside its decode rows.
+static uint32_t tokens_in_time(const struct scheduler *s, uint32_t rows, uint32_t tokens_max) {
+    const struct core_policy *policy = &s->options.policy;
+    if (s->cost.steps < LEARNT_STEPS) {
+        return rows == 0 ? tokens_max : smaller(tokens_max, BOUND_PREFILL_CONTENDED_TOKENS);
     }
-    return budget;
+    double budget_us = rows == 0 ? policy->prefill_step_us : policy->itl_target_us;
+    uint32_t tokens = cost_model_chunk(&s->cost, &s->shape, 0, tokens_max, budget_us);
+    // Something goes on in any case: prompts are not put off by decode rows that take all the time.
+    uint32_t least = smaller(s->block_tokens, tokens_max);
+    return tokens > least ? tokens : least;
 }
 
-// ---- cached beginnings -------------------------------------------------------------------------
-
-// Keys of all full blocks of the log, continued from those made before.
-static void make_keys(struct scheduler *s, struct request *request) {
-    uint32_t full = smaller(request->known / s->block_tokens, request->spec.key_capacity);
-    struct prefix_chain chain = {s->options.prefix_secret, request->spec.salt, s->block_tokens};
-    prefix_keys(&chain, request->spec.tokens, full * s->block_tokens, request->keys_known,
-                request->spec.keys);
-    request->keys_known = full;
+// Chunks end with blocks unless they end the prompt, or are smaller than one.
+static uint32_t whole_blocks(const struct scheduler *s, const struct request *request,
+                             uint32_t tokens) {
+    uint32_t end = request->planned + tokens;
+    uint32_t over = end % s->block_tokens;
+    return end == request->prefill_end || over >= tokens ? tokens : tokens - over;
 }
 
-// Blocks of the sequence's beginning that are there already, at most so many that a token is left
-// to compute. Scores of a prompt need every position computed.
-static uint32_t find_cached(struct scheduler *s, struct request *request, uint32_t *out) {
-    const struct sampling_params *sampling = &request->spec.sampling;
-    if (request->spec.keys == NULL || sampling->want_prompt_logprobs) {
+// A chunk of at most `tokens`; returns its size.
+static uint32_t plan_part(struct scheduler *s, struct step_plan *plan, uint32_t slot,
+                          uint32_t tokens) {
+    struct request *request = scheduler_request(s, slot);
+    tokens = smaller(tokens, request->prefill_end - request->planned);
+    uint32_t fitting = scheduler_chunk_that_fits(s, request, tokens);
+    s->prompt_waits = s->prompt_waits || (tokens > 0 && fitting == 0);
+    if (fitting == 0) {
         return 0;
     }
-    make_keys(s, request);
-    uint32_t most = smaller((request->known - 1) / s->block_tokens, request->keys_known);
-    uint32_t found = 0;
-    while (found < most) {
-        out[found] = kv_blocks_find(s->options.blocks, &request->spec.keys[found]);
-        if (out[found] == PREFIX_NONE) {
-            break;
-        }
-        found++;
-    }
-    // Where penalties count them, the tokens travel with the admission.
-    if (sampling_uses_history(sampling) && found * s->block_tokens > s->history_left) {
-        return 0;
-    }
-    return found;
+    tokens = whole_blocks(s, request, fitting);
+    plan_chunk(s, plan, slot, tokens);
+    return tokens;
 }
 
-// Blocks that come to be shared no longer return with the one who computed them.
-static void disown(struct scheduler *s, const uint32_t *ids, uint32_t count, bool back) {
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t owner = kv_blocks_owner(s->options.blocks, ids[i]);
-        if (owner == KV_OWNER_NONE) {
+uint32_t scheduler_first_chunk(struct scheduler *s, struct step_plan *plan, uint32_t slot,
+                               uint32_t budget) {
+    return budget - plan_part(s, plan, slot, budget);
+}
+
+struct candidate {
+    uint32_t slot, rest;
+    uint64_t deadline_us, order;
+    bool starved;
+};
+
+static uint32_t list_candidates(struct scheduler *s, struct candidate *out) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < s->running && count < CHUNK_CANDIDATES; i++) {
+        const struct request *request = scheduler_request(s, s->order[i]);
+        if (request->state != REQUEST_PREFILLING || !scheduler_may_run(s, request)) {
             continue;
         }
-        struct request *request = request_at(s->options.requests, owner);
-        safety_tree_remove(s->safety, request->claim);
-        request->exclusive += back ? 1 : UINT32_MAX;
-        set_claim(s, request);
+        out[count++] =
+            (struct candidate){.slot = s->order[i],
+                               .rest = request->prefill_end - request->planned,
+                               .deadline_us = request->deadline_us,
+                               .order = request->order,
+                               .starved = request->chunk_step + STARVED_STEPS <= s->step};
     }
+    return count;
 }
 
-static uint32_t count_free(const struct scheduler *s, const uint32_t *ids, uint32_t count) {
-    uint32_t free_count = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        free_count += kv_blocks_is_free(s->options.blocks, ids[i]) ? 1 : 0;
-    }
-    return free_count;
+static bool is_more_urgent(const struct candidate *a, const struct candidate *b) {
+    return a->deadline_us != b->deadline_us ? a->deadline_us < b->deadline_us : a->order < b->order;
 }
 
-// The blocks that a waiting request begins with: `found` shared ones, written to `ids` already, and
-// new ones behind them. All or nothing, and only where everybody can still finish.
-static bool take_first_blocks(struct scheduler *s, struct request *request, uint32_t index,
-                              uint32_t *ids, uint32_t found) {
-    struct kv_blocks *blocks = s->options.blocks;
-    uint32_t fresh = scheduler_blocks_for(s, request->known) - found;
-    uint32_t revived = count_free(s, ids, found);
-    uint32_t leaves = fresh + revived;
-    if (kv_blocks_free(blocks) < leaves || reachable_free(s) < leaves) {
-        return false;
-    }
-    disown(s, ids, found, false);
-    request->block_count = found + fresh;
-    request->exclusive = fresh;
-    set_claim(s, request);
-    if (safety_tree_demand(s->safety) > reachable_free(s) - leaves) {
-        safety_tree_remove(s->safety, request->claim);
-        request->block_count = 0;
-        request->exclusive = 0;
-        disown(s, ids, found, true);
-        return false;
-    }
-    for (uint32_t i = 0; i < found; i++) {
-        kv_blocks_share(blocks, ids[i]);
-        kv_blocks_set_owner(blocks, ids[i], KV_OWNER_NONE);
-    }
-    enum status status = kv_blocks_take(blocks, fresh, ids + found);
-    INVARIANT(status == STATUS_OK);
-    for (uint32_t i = found; i < found + fresh; i++) {
-        kv_blocks_set_owner(blocks, ids[i], index);
-    }
-    return true;
-}
-
-// Full blocks whose KV is computed can be found from now on.
-static void publish(struct scheduler *s, struct request *request) {
-    uint32_t full = request->computed / s->block_tokens;
-    if (request->spec.keys == NULL || request->published >= full) {
-        return;
-    }
-    make_keys(s, request);
-    full = smaller(full, request->keys_known);
-    const uint32_t *ids = scheduler_blocks(s, request->slot);
-    for (; request->published < full; request->published++) {
-        kv_blocks_publish(s->options.blocks, ids[request->published],
-                          &request->spec.keys[request->published]);
-    }
-}
-
-// ---- admission ---------------------------------------------------------------------------------
-
-static bool try_admit(struct scheduler *s, struct step_plan *plan, uint32_t index) {
-    struct request *request = request_at(s->options.requests, index);
-    if (s->free_slot_count == 0) {
-        return false;
-    }
-    uint32_t slot = s->free_slots[s->free_slot_count - 1];
-    uint32_t *ids = scheduler_blocks(s, slot);
-    uint32_t found = find_cached(s, request, ids);
-    if (!take_first_blocks(s, request, index, ids, found)) {
-        return false;
-    }
-    request_waiting_leave(s->options.requests, index);
-    s->free_slot_count--;
-    s->order[s->running++] = slot;
-    request->state = REQUEST_PREFILLING;
-    request->slot = slot;
-    request->cached = found * s->block_tokens;
-    request->computed = request->cached;
-    request->planned = request->cached;
-    request->published = found;
-    request->paused = false;
-    s->slots[slot].request = index;
-    s->slots[slot].gen++;
-    *tell(s, slot) =
-        (struct told){.present = true, .gen = s->slots[slot].gen, .blocks = request->block_count};
-    s->change_count++;
-    uint32_t history = sampling_uses_history(&request->spec.sampling) ? request->cached : 0;
-    s->history_left -= history;
-    step_plan_admit(plan, &(struct plan_admit){
-                              .ref = scheduler_ref(s, slot),
-                              .prompt_tokens = request->spec.prompt_count,
-                              .len_max = request->len_max,
-                              .block_count = request->block_count,
-                              .blocks = ids,
-                              .cached_tokens = request->cached,
-                              .history_count = history,
-                              .history = request->spec.tokens,
-                              .sampling = request->spec.sampling,
-                          });
-    return true;
-}
-
-// Strict order: the head of the line is never overtaken in this version. Nobody is admitted while a
-// running sequence is paused for lack of blocks.
-static bool anybody_paused(const struct scheduler *s) {
-    for (uint32_t i = 0; i < s->running; i++) {
-        if (request_at(s->options.requests, s->slots[s->order[i]].request)->paused) {
-            return true;
-        }
-    }
-    return false;
-}
-
-// A step without place for one of its tokens admits nobody: it would hold blocks for nothing.
-static bool has_place(const struct scheduler *s, struct request *request) {
-    request->planned = 0;
-    request->prefill_end = request->known;
-    request->len_max = scheduler_length_max(s, &request->spec);
-    return chunk_that_fits(s, request, 1) > 0;
-}
-
-static uint32_t admit_some(struct scheduler *s, struct step_plan *plan, uint32_t budget) {
-    // While work is split, sequences pause for it, and only suspects come in.
-    // A prompt that the step has no place for would be overtaken without end.
-    if (budget == 0 || s->prompt_waits || (anybody_paused(s) && !s->suspects_only)) {
+// The most urgent prompt gets half of the tokens, whoever had none for some steps a block, and the
+// rest goes to those that are finished soonest (serving.md 1.6 step 5). Alone it gets all.
+static uint32_t plan_prefills(struct scheduler *s, struct step_plan *plan, uint32_t budget) {
+    struct candidate list[CHUNK_CANDIDATES];
+    uint32_t count = list_candidates(s, list);
+    if (count == 0 || budget == 0) {
         return budget;
     }
-    uint32_t index = request_waiting_first(s->options.requests);
-    while (index != REQUEST_NONE && budget > 0) {
-        uint32_t next = request_waiting_next(s->options.requests, index);
-        uint32_t first = s->running;
-        struct request *request = request_at(s->options.requests, index);
-        if (!may_run(s, request) || !has_place(s, request) || !try_admit(s, plan, index)) {
+    uint32_t urgent = 0;
+    for (uint32_t i = 1; i < count; i++) {
+        urgent = is_more_urgent(&list[i], &list[urgent]) ? i : urgent;
+    }
+    uint32_t half = count == 1 ? budget : budget - budget / 2;
+    uint32_t others = 0;    // what those who are finished soonest can use
+    for (uint32_t i = 0; i < count; i++) {
+        others += i != urgent ? smaller(list[i].rest, budget) : 0;
+        others = smaller(others, budget);
+    }
+    // What nobody else can use is the most urgent one's too.
+    uint32_t share = half > budget - others ? half : budget - others;
+    uint32_t taken = plan_part(s, plan, list[urgent].slot, share);
+    budget -= taken;
+    list[urgent].rest = 0;
+    for (uint32_t i = 0; i < count && budget > 0; i++) {
+        if (list[i].starved && list[i].rest > 0) {
+            budget -= plan_part(s, plan, list[i].slot, smaller(budget, s->block_tokens));
+            list[i].rest = 0;
+        }
+    }
+    for (uint32_t left = count; left > 0 && budget > 0; left--) {
+        uint32_t best = count;
+        for (uint32_t i = 0; i < count; i++) {
+            bool shorter = best == count || list[i].rest < list[best].rest;
+            best = list[i].rest > 0 && shorter ? i : best;
+        }
+        if (best == count) {
             break;
         }
-        budget = plan_prefills(s, plan, first, budget);
-        index = next;
+        budget -= plan_part(s, plan, list[best].slot, budget);
+        list[best].rest = 0;
     }
     return budget;
 }
@@ -575,7 +450,7 @@ static void plan_retirements(struct scheduler *s, struct step_plan *plan) {
         struct slot *slot = &s->slots[i];
         if (slot->request == REQUEST_NONE && slot->told.present) {
             step_plan_retire(plan, (struct slot_ref){i, slot->told.gen});
-            *tell(s, i) = (struct told){0};
+            *scheduler_tell(s, i) = (struct told){0};
             s->change_count++;
             s->retire_count--;
             s->free_slots[s->free_slot_count++] = i;
@@ -585,38 +460,47 @@ static void plan_retirements(struct scheduler *s, struct step_plan *plan) {
 
 static void clear_suspects(struct scheduler *s) {
     s->split.changes_only = false;
-    for (uint32_t i = 0; i < s->running; i++) {
-        scheduler_request(s, s->order[i])->suspect = false;
-    }
-    for (uint32_t i = request_waiting_first(s->options.requests); i != REQUEST_NONE;
-         i = request_waiting_next(s->options.requests, i)) {
-        request_at(s->options.requests, i)->suspect = false;
+    for (uint32_t i = 0; i < request_table_max(s->options.requests) && s->suspect_count > 0; i++) {
+        if (request_is_live(s->options.requests, i)) {
+            struct request *request = request_at(s->options.requests, i);
+            bool ours = waiting_line_holds(s->waiting, i) ||
+                        (request->state != REQUEST_WAITING && request->slot < s->envelope.seqs &&
+                         s->slots[request->slot].request == i);
+            if (ours) {
+                scheduler_set_suspect(s, request, false);
+            }
+        }
     }
 }
 
-static void plan_step(struct scheduler *s, struct step_plan *plan) {
+static void plan_step(struct scheduler *s, struct step_plan *plan, uint64_t seq) {
     open_step(s);
+    scheduler_evict(s, seq);
     plan_retirements(s, plan);
     uint32_t rows = plan_decodes(s, plan);
     step_plan_decode_rows(plan, rows);
     scheduler_plan_pool(s, plan);    // before prompts and admissions, which could take the places
-    uint32_t budget = s->allowed.tokens - rows;
-    if (rows > 0) {
-        budget = smaller(budget, BOUND_PREFILL_CONTENDED_TOKENS);
-    }
-    budget = plan_prefills(s, plan, 0, budget);
-    admit_some(s, plan, budget);
+    uint32_t budget = tokens_in_time(s, rows, s->allowed.tokens - rows);
+    budget = plan_prefills(s, plan, budget);
+    scheduler_admit(s, plan, budget);
 }
 
 uint32_t scheduler_outstanding(const struct scheduler *s) {
     return s->flight_count;
 }
 
+double scheduler_predicted_us(const struct scheduler *s) {
+    INVARIANT(s->flight_count > 0);
+    uint32_t newest = (s->flight_first + s->flight_count - 1) % SCHEDULER_DEPTH_MAX;
+    return cost_model_late_us(&s->cost, &s->flights[newest].cost);
+}
+
 // A plan made behind others would be wrong where their answers decide what it says: what is divided
 // after a refusal, and where blocks are while they move.
 static bool must_wait(const struct scheduler *s) {
     bool alone = s->split.changes_only || s->split.tokens < s->envelope.tokens ||
-                 s->split.seqs < s->envelope.seqs || s->pool_phase != POOL_STEADY || any_suspect(s);
+                 s->split.seqs < s->envelope.seqs || s->pool_phase != POOL_STEADY ||
+                 s->suspect_count > 0;
     return s->flight_count == SCHEDULER_DEPTH_MAX || (s->flight_count > 0 && alone);
 }
 
@@ -626,18 +510,19 @@ static void open_flight(struct scheduler *s, struct flight *flight) {
     flight->told_count = 0;
 }
 
-bool scheduler_plan(struct scheduler *s, struct step_plan *plan, uint64_t seq) {
+bool scheduler_plan(struct scheduler *s, struct step_plan *plan, uint64_t seq, uint64_t now_us) {
+    s->now_us = now_us;
     if (must_wait(s)) {
         return false;
     }
-    struct flight *flight = &s->flights[(s->flight_first + s->flight_count) % SCHEDULER_DEPTH_MAX];
+    struct flight *flight = scheduler_open_flight(s);
     open_flight(s, flight);
-    plan_step(s, plan);
+    plan_step(s, plan, seq);
     if (step_plan_empty(plan) && s->suspects_only) {
         // Suspects wait for blocks that others hold: the step is everybody's again.
         clear_suspects(s);
         open_flight(s, flight);
-        plan_step(s, plan);
+        plan_step(s, plan, seq);
     }
     INVARIANT(step_size_fits(&s->size, &s->envelope));
     if (step_plan_empty(plan)) {
@@ -645,6 +530,7 @@ bool scheduler_plan(struct scheduler *s, struct step_plan *plan, uint64_t seq) {
     }
     flight->seq = seq;
     flight->size = s->size;
+    flight->cost = s->shape;
     flight->change_count = s->change_count;
     for (uint32_t i = 0; i < flight->told_count; i++) {
         flight->told[i].told = s->slots[flight->told[i].slot].told;
@@ -669,17 +555,20 @@ static void grow_back(struct scheduler *s) {
 void scheduler_advance(struct scheduler *s, uint32_t index, uint32_t position) {
     struct request *request = request_at(s->options.requests, index);
     INVARIANT(position <= request->planned);
-    request->suspect = false;
+    scheduler_set_suspect(s, request, false);
     if (position > request->computed) {
         request->computed = position;
-        publish(s, request);
+        scheduler_publish(s, request);
     }
 }
 
-void scheduler_complete(struct scheduler *s, uint64_t seq) {
+void scheduler_complete(struct scheduler *s, uint64_t seq, uint32_t step_us) {
     INVARIANT(s->flight_count > 0);
     const struct flight *flight = &s->flights[s->flight_first];
     INVARIANT(flight->seq == seq);
+    if (flight->size.tokens > 0) {
+        cost_model_learn(&s->cost, &flight->cost, step_us);
+    }
     kv_blocks_complete(s->options.blocks, seq);
     scheduler_finish_moves(s, seq);
     grow_back(s);
@@ -697,25 +586,31 @@ void scheduler_complete(struct scheduler *s, uint64_t seq) {
     s->flight_count--;
 }
 
-static void leave_slot(struct request *request) {
+// Without its blocks, which the caller has disposed of.
+static void leave_slot(struct scheduler *s, struct request *request) {
+    if (request->state == REQUEST_PREFILLING) {
+        s->prefill_tokens -= request->prefill_end - request->planned;
+    }
+    scheduler_set_paused(s, request, false);
     request->slot = REQUEST_NONE;
     request->block_count = 0;
     request->exclusive = 0;
+    request->expected = 0;
     request->computed = 0;
     request->cached = 0;
     request->published = 0;
     request->planned = 0;
-    request->paused = false;
 }
 
-// Its admission was refused: back to the front of the line. The worker never saw its blocks.
+// Its admission was refused: back to the line. The worker never saw its blocks.
 static void take_back(struct scheduler *s, uint32_t slot) {
+    uint32_t index = s->slots[slot].request;
     struct request *request = scheduler_request(s, slot);
-    safety_tree_remove(s->safety, request->claim);
+    scheduler_drop_claim(s, request);
     kv_blocks_give_back(s->options.blocks, scheduler_blocks(s, slot), request->block_count);
-    leave_slot(request);
-    request_waiting_enter_front(s->options.requests, s->slots[slot].request);
+    leave_slot(s, request);
     s->slots[slot].request = REQUEST_NONE;
+    scheduler_enter(s, index);
 }
 
 // Everybody who runs falls back to what the worker knows and has computed; whose admission it never
@@ -730,13 +625,19 @@ static void fall_back(struct scheduler *s, uint32_t *suspect, uint32_t *admissio
         const struct told *applied = &s->slots[slot].applied;
         bool known = applied->present && applied->gen == s->slots[slot].gen;
         if (request->planned > request->computed) {
-            request->suspect = true;
+            scheduler_set_suspect(s, request, true);
             *suspect = s->slots[slot].request;
             *admissions += known ? 0 : 1;
+        }
+        if (request->state == REQUEST_PREFILLING) {
+            s->prefill_tokens -= request->prefill_end - request->planned;
         }
         request->planned = request->computed;
         request->state =
             request->computed < request->prefill_end ? REQUEST_PREFILLING : REQUEST_DECODING;
+        if (request->state == REQUEST_PREFILLING) {
+            s->prefill_tokens += request->prefill_end - request->planned;
+        }
         if (!known) {
             take_back(s, slot);
             s->running--;
@@ -790,39 +691,64 @@ void scheduler_release(struct scheduler *s, uint32_t index, uint64_t next_seq) {
     struct request *request = request_at(s->options.requests, index);
     INVARIANT(request->state == REQUEST_PREFILLING || request->state == REQUEST_DECODING);
     uint32_t slot = request->slot;
-    safety_tree_remove(s->safety, request->claim);
+    scheduler_drop_claim(s, request);
     kv_blocks_retire(s->options.blocks, scheduler_blocks(s, slot), request->block_count, next_seq);
     leave_order(s, slot);
     s->slots[slot].request = REQUEST_NONE;
     s->retire_count++;
-    leave_slot(request);
+    leave_slot(s, request);
+    scheduler_set_suspect(s, request, false);
+}
+
+void scheduler_learn_output(struct scheduler *s, enum request_class class_, uint32_t tokens) {
+    double *mean = &s->mean_output[class_];
+    *mean += (*mean == 0 ? 1.0 : 0.05) * (tokens - *mean);
 }
 
 void scheduler_stop(struct scheduler *s) {
-    // From the last admitted to the first, each to the front: the old order is kept.
+    s->flight_count = 0;
+    s->envelope.seqs = 0;    // nothing of this worker is found any more
     while (s->running > 0) {
         uint32_t slot = s->order[--s->running];
         uint32_t index = s->slots[slot].request;
         struct request *request = request_at(s->options.requests, index);
-        leave_slot(request);
+        scheduler_drop_claim(s, request);
+        leave_slot(s, request);
+        scheduler_set_suspect(s, request, false);
         request->keys_known = 0;    // the next worker may have other blocks
         s->slots[slot].request = REQUEST_NONE;
-        request_waiting_enter_front(s->options.requests, index);
+        scheduler_enter(s, index);
     }
     clear_suspects(s);    // of the worker that is gone
-    s->flight_count = 0;
     s->move_count = 0;
     s->move_blocks = 0;
     s->pool_phase = POOL_STEADY;
     kv_blocks_reset(s->options.blocks, 0);
     safety_tree_reset(s->safety, 0);
-    s->envelope.seqs = 0;
     s->free_slot_count = 0;
     s->retire_count = 0;
+    s->short_blocks = 0;
+    s->best_effort_short = false;
+}
+
+void scheduler_load(const struct scheduler *s, struct scheduler_load *out) {
+    *out = (struct scheduler_load){
+        .waiting_tokens = s->waiting_tokens,
+        .prefill_tokens = s->prefill_tokens,
+        .running = s->running,
+        .slots = s->envelope.seqs,
+        .blocks_free = s->envelope.seqs == 0 ? 0 : scheduler_reachable_free(s),
+        .blocks_total = kv_blocks_total(s->options.blocks),
+    };
+}
+
+const struct cost_model *scheduler_cost(const struct scheduler *s) {
+    return &s->cost;
 }
 
 void scheduler_count(const struct scheduler *s, struct scheduler_counts *out) {
-    *out = (struct scheduler_counts){0};
+    *out =
+        (struct scheduler_counts){.evictions = s->evictions, .evicted_tokens = s->evicted_tokens};
     for (uint32_t i = 0; i < s->running; i++) {
         const struct request *request =
             request_at(s->options.requests, s->slots[s->order[i]].request);
@@ -834,7 +760,9 @@ void scheduler_count(const struct scheduler *s, struct scheduler_counts *out) {
 
 void scheduler_audit(const struct scheduler *s) {
     kv_blocks_audit(s->options.blocks);
-    uint64_t held = 0;
+    waiting_line_audit(s->waiting);
+    uint64_t held = 0, prefill = 0;
+    uint32_t paused = 0, best_effort = 0;
     for (uint32_t i = 0; i < s->running; i++) {
         uint32_t slot = s->order[i];
         INVARIANT(slot < s->envelope.seqs);
@@ -849,6 +777,10 @@ void scheduler_audit(const struct scheduler *s) {
         INVARIANT(s->slots[slot].told.gen == s->slots[slot].gen);
         INVARIANT(s->slots[slot].told.blocks <= request->block_count);
         held += request->block_count;
+        prefill +=
+            request->state == REQUEST_PREFILLING ? request->prefill_end - request->planned : 0;
+        paused += request->paused && request->guaranteed ? 1 : 0;
+        best_effort += request->guaranteed ? 0 : request->exclusive;
         INVARIANT(request->exclusive <= request->block_count);
         INVARIANT(request->claim.held == request->exclusive);
         uint32_t owned = 0;
@@ -860,9 +792,13 @@ void scheduler_audit(const struct scheduler *s) {
         }
         INVARIANT(owned == request->exclusive);
     }
+    INVARIANT(prefill == s->prefill_tokens);
+    INVARIANT(paused == s->paused_count);
+    INVARIANT(best_effort == s->best_effort);
     INVARIANT(held + s->move_blocks == kv_blocks_holdings(s->options.blocks));
     INVARIANT(kv_blocks_above(s->options.blocks) == 0 || s->pool_phase == POOL_MOVING);
     INVARIANT(s->running + s->free_slot_count + s->retire_count == s->envelope.seqs);
     // The promise: everybody who runs can finish.
-    INVARIANT(s->envelope.seqs == 0 || safety_tree_demand(s->safety) <= reachable_free(s));
+    INVARIANT(s->envelope.seqs == 0 ||
+              safety_tree_demand(s->safety) <= scheduler_reachable_free(s));
 }

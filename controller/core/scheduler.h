@@ -2,18 +2,24 @@
 #ifndef CONTROLLER_CORE_SCHEDULER_H
 #define CONTROLLER_CORE_SCHEDULER_H
 
+#include "controller/core/cost_model.h"
 #include "controller/core/kv_blocks.h"
 #include "controller/core/request.h"
 #include "controller/core/safety_tree.h"
 #include "controller/core/step_plan.h"
+#include "controller/core/waiting_line.h"
 
 // Who runs in the next step: decodes always, prompts in chunks, admissions while the state is safe.
 //
 // The idea: a request is admitted when a slot is free, the blocks of its prompt are free, and the
 // banker's rule still holds with its whole worst case counted; so everything admitted can finish
 // without eviction. A decoding sequence that crosses into a new block takes one under the same
-// rule, or is paused in place until others return theirs. Prompt tokens of a step are bounded while
-// others decode.
+// rule, or is paused in place until others return theirs. Best-effort requests are outside the
+// rule: what they hold counts as free for the others, who evict them when it is needed. Prompt
+// tokens of a step are bounded by the time that its decode rows leave.
+//
+// Who cannot be admitted for want of memory is passed by those behind it, for a while; then it gets
+// a ticket, and what it needs is left alone until it fits.
 //
 //   Owns       slots and block lists; keeps the request table, block ids and plan builder.
 //   Thread     the loop thread.
@@ -29,6 +35,8 @@ struct scheduler_options {
     uint32_t step_tokens_max;
     uint32_t blocks_per_seq_max;
     const uint8_t *prefix_secret;    // [HASH_KEY_BYTES]
+    uint32_t tenant_max;
+    struct core_policy policy;
 };
 
 enum { SCHEDULER_DEPTH_MAX = 3 };    // plans that may be outstanding
@@ -39,8 +47,27 @@ void scheduler_destroy(struct scheduler *scheduler);
 
 // A worker with this capacity is there: every slot free, every block free.
 void scheduler_start(struct scheduler *scheduler, const struct message_capacity *capacity);
-// The worker is gone: running requests wait again, in the order in which they arrived.
+// The worker is gone: running requests wait again.
 void scheduler_stop(struct scheduler *scheduler);
+
+// ---- who waits ---------------------------------------------------------------------------------
+
+// The request waits here from now on; `state` becomes WAITING.
+void scheduler_enter(struct scheduler *scheduler, uint32_t request);
+void scheduler_leave(struct scheduler *scheduler, uint32_t request);    // without being admitted
+uint32_t scheduler_waiting(const struct scheduler *scheduler);
+// Blocks of the request's beginning that are here already.
+uint32_t scheduler_overlap(struct scheduler *scheduler, struct request *request);
+
+// What stands between a request that comes now and its first token: prompt tokens to compute.
+struct scheduler_load {
+    uint64_t waiting_tokens;    // of those who wait
+    uint64_t prefill_tokens;    // of those who run
+    uint32_t running, slots;
+    uint32_t blocks_free, blocks_total;    // free: what can be had without anybody's end
+};
+void scheduler_load(const struct scheduler *scheduler, struct scheduler_load *out);
+const struct cost_model *scheduler_cost(const struct scheduler *scheduler);
 
 // True when the request's worst case can never fit the group.
 bool scheduler_too_large(const struct scheduler *scheduler, const struct core_request *spec);
@@ -51,8 +78,11 @@ bool scheduler_misfit(const struct scheduler *scheduler, const struct request *r
 
 // Fills the builder with the next step, which becomes the plan `seq`, outstanding behind those that
 // are: it is made from what will hold when they are done. False when there is nothing to do now.
-bool scheduler_plan(struct scheduler *scheduler, struct step_plan *plan, uint64_t seq);
+bool scheduler_plan(struct scheduler *scheduler, struct step_plan *plan, uint64_t seq,
+                    uint64_t now_us);
 uint32_t scheduler_outstanding(const struct scheduler *scheduler);
+// How long the newest of them will take, as nine of ten do.
+double scheduler_predicted_us(const struct scheduler *scheduler);
 
 // ---- another size of the pool ------------------------------------------------------------------
 //
@@ -77,7 +107,8 @@ bool scheduler_pool_answering(const struct scheduler *scheduler);
 bool scheduler_set_pool(struct scheduler *scheduler, uint32_t total);
 
 // The oldest outstanding plan, `seq`, completed: prompts advance by its chunks.
-void scheduler_complete(struct scheduler *scheduler, uint64_t seq);
+// The worker says how long it took.
+void scheduler_complete(struct scheduler *scheduler, uint64_t seq, uint32_t step_us);
 
 // A token was drawn for `position`: all positions before it are computed.
 void scheduler_advance(struct scheduler *scheduler, uint32_t request, uint32_t position);
@@ -94,6 +125,9 @@ enum scheduler_refusal scheduler_refuse(struct scheduler *scheduler, uint32_t *g
 
 // The request leaves its slot, blocks go to quarantine. `next_seq` is the number of the next plan.
 void scheduler_release(struct scheduler *scheduler, uint32_t request, uint64_t next_seq);
+// It ended by itself with so many tokens drawn: what the guard expects of others like it.
+void scheduler_learn_output(struct scheduler *scheduler, enum request_class class_,
+                            uint32_t tokens);
 
 // Which request a result row belongs to, or REQUEST_NONE when the slot has moved on.
 uint32_t scheduler_owner(const struct scheduler *scheduler, struct slot_ref ref);
@@ -103,6 +137,7 @@ uint32_t scheduler_slot_request(const struct scheduler *scheduler, uint32_t slot
 
 struct scheduler_counts {
     uint32_t prefilling, decoding, paused;
+    uint64_t evictions, evicted_tokens;    // since it was created
 };
 void scheduler_count(const struct scheduler *scheduler, struct scheduler_counts *out);
 

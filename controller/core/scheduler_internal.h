@@ -38,6 +38,7 @@ struct split {
 struct flight {
     uint64_t seq;
     struct step_size size;
+    struct cost_shape cost;
     uint32_t change_count;
     struct flight_chunk {
         uint32_t slot, gen, end;
@@ -61,6 +62,20 @@ struct move {
 struct scheduler {
     struct scheduler_options options;
     struct safety_tree *safety;
+    struct waiting_line *waiting;
+    struct cost_model cost;
+    uint64_t now_us;
+    uint32_t suspect_count;    // running or waiting
+    uint32_t paused_count;     // guaranteed ones that run and lack blocks
+    uint32_t best_effort;      // blocks that only best-effort requests hold
+    uint32_t short_blocks;     // that guaranteed requests lacked in the last step
+    bool best_effort_short;    // a best-effort one lacked a block
+    uint64_t expected_more;    // blocks that running requests are expected to take yet
+    double mean_output[REQUEST_CLASS_COUNT];    // tokens, smoothed; 0: unknown
+    uint32_t ticket;                            // request whose need is left alone, or REQUEST_NONE
+    uint32_t ticket_blocks;
+    uint64_t waiting_tokens, prefill_tokens;
+    uint64_t evictions, evicted_tokens;
     struct slot *slots;      // [seqs_max]
     uint32_t *free_slots;    // stack
     uint32_t free_slot_count;
@@ -79,6 +94,7 @@ struct scheduler {
     bool suspects_only;
     bool prompt_waits;    // one that runs got no token: the step is full for it
     struct step_size size;
+    struct cost_shape shape;
     uint32_t change_count;    // of the plan, beside its rows
     uint32_t history_left;    // tokens that its admissions may still carry
     struct split split;
@@ -116,6 +132,38 @@ static inline uint32_t scheduler_length_max(const struct scheduler *s,
 static inline uint32_t scheduler_live_blocks(const struct scheduler *s) {
     return kv_blocks_held(s->options.blocks) - s->move_blocks;
 }
+
+static inline uint32_t smaller(uint32_t a, uint32_t b) {
+    return a < b ? a : b;
+}
+
+static inline struct flight *scheduler_open_flight(struct scheduler *s) {
+    return &s->flights[(s->flight_first + s->flight_count) % SCHEDULER_DEPTH_MAX];
+}
+
+// The slot's `told` changes with the plan being made.
+struct told *scheduler_tell(struct scheduler *s, uint32_t slot);
+void scheduler_set_suspect(struct scheduler *s, struct request *request, bool suspect);
+void scheduler_set_paused(struct scheduler *s, struct request *request, bool paused);
+bool scheduler_may_run(const struct scheduler *s, const struct request *request);
+// The most of `tokens` that the step has place for.
+uint32_t scheduler_chunk_that_fits(const struct scheduler *s, const struct request *request,
+                                   uint32_t tokens);
+// One chunk of a request that was just admitted, within `budget` tokens. Returns what is left.
+uint32_t scheduler_first_chunk(struct scheduler *s, struct step_plan *plan, uint32_t slot,
+                               uint32_t budget);
+
+// ---- scheduler_admit.c: blocks, claims, cached beginnings, admission ---------------------------
+
+uint32_t scheduler_reachable_free(const struct scheduler *s);
+// One more block for a running request if everybody can still finish then.
+bool scheduler_take_block(struct scheduler *s, uint32_t slot);
+// The request's share of every count; before its blocks go.
+void scheduler_drop_claim(struct scheduler *s, struct request *request);
+void scheduler_publish(struct scheduler *s, struct request *request);
+uint32_t scheduler_admit(struct scheduler *s, struct step_plan *plan, uint32_t budget);
+// Best-effort requests go back to the line until what others lacked is on its way.
+void scheduler_evict(struct scheduler *s, uint64_t seq);
 
 // The pool's part of a plan, and of its answer.
 void scheduler_plan_pool(struct scheduler *s, struct step_plan *plan);

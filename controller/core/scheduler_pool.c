@@ -5,8 +5,10 @@
 
 uint32_t scheduler_pool_floor(struct scheduler *s) {
     uint32_t floor = scheduler_live_blocks(s) + safety_tree_demand(s->safety);
-    for (uint32_t i = request_waiting_first(s->options.requests); i != REQUEST_NONE;
-         i = request_waiting_next(s->options.requests, i)) {
+    for (uint32_t i = 0; i < request_table_max(s->options.requests); i++) {
+        if (!waiting_line_holds(s->waiting, i)) {
+            continue;
+        }
         const struct request *request = request_at(s->options.requests, i);
         uint32_t need = scheduler_blocks_for(s, scheduler_length_max(s, &request->spec));
         floor = need > floor ? need : floor;

@@ -270,7 +270,10 @@ static void world_init_depth(struct world *w, uint32_t depth) {
                                  .blocks_max = FAKE_BLOCKS_MAX,
                                  .group = 1,
                                  .depth = depth,
+                                 .groups_max = 1,
+                                 .tenant_max = 4,
                                  .prefix_secret = "a test's secret"};
+    core_policy_defaults(&config.policy);
     ck_assert_int_eq(core_create(&config, &w->core, NULL), STATUS_OK);
     w->capacity = (struct message_capacity){
         .envelope = {.tokens = STEP_TOKENS,

@@ -1,0 +1,513 @@
+// SPDX-License-Identifier: Apache-2.0
+// One group: its worker's coming and going, plans out and results in.
+#include "common/invariant.h"
+#include "controller/core/core_internal.h"
+#include <string.h>
+
+// ---- life cycle --------------------------------------------------------------------------------
+
+enum status group_init(struct group *g, const struct core *core, uint32_t index,
+                       struct error *err) {
+    const struct core_config *config = &core->config;
+    g->index = index;
+    g->id = config->group + index;
+    TRY(kv_blocks_create(config->blocks_max, &g->blocks, err));
+    struct scheduler_options options = {
+        .requests = core->requests,
+        .blocks = g->blocks,
+        .seqs_max = config->seqs_max,
+        .step_tokens_max = config->step_tokens_max,
+        .blocks_per_seq_max = config->blocks_per_seq_max,
+        .prefix_secret = config->prefix_secret,
+        .tenant_max = config->tenant_max,
+        .policy = config->policy,
+    };
+    return scheduler_create(&options, &g->scheduler, err);
+}
+
+void group_deinit(struct group *g) {
+    scheduler_destroy(g->scheduler);
+    kv_blocks_destroy(g->blocks);
+}
+
+// ---- the worker --------------------------------------------------------------------------------
+
+static void tell_resized(struct core *core, struct group *g, enum resize_outcome outcome, uint32_t after,
+                         const char *note) {
+    core_act(core, &(struct core_action){.kind = CORE_ACTION_RESIZED,
+                                    .resized = {.operation = g->resize.operation,
+                                                .outcome = outcome,
+                                                .asked = g->resize.asked,
+                                                .before = g->resize.before,
+                                                .after = after,
+                                                .note = note}});
+}
+
+// The group's slots and blocks are gone, and with them a resize that was under way.
+static void stop_scheduler(struct core *core, struct group *g) {
+    bool resizing = scheduler_resizing(g->scheduler);
+    scheduler_stop(g->scheduler);
+    if (resizing) {
+        tell_resized(core, g, RESIZE_OUTCOME_LOST, g->resize.before, NULL);
+    }
+}
+
+static void forget_plans(struct group *g) {
+    g->outstanding_count = 0;
+    g->refused = false;
+}
+
+// Running requests wait again with their token logs. Who was lost too often fails.
+static void lose_worker(struct core *core, struct group *g) {
+    if (!g->ready) {
+        return;
+    }
+    g->ready = false;
+    forget_plans(g);
+    g->away_since_us = core->now_us;
+    for (uint32_t slot = 0; slot < g->limits.envelope.seqs; slot++) {
+        uint32_t index = scheduler_slot_request(g->scheduler, slot);
+        if (index == REQUEST_NONE) {
+            continue;
+        }
+        struct request *request = request_at(core->requests, index);
+        core->counters.tokens_recomputed += request->computed;
+        if (++request->resumes > BOUND_RESUMES) {
+            core_finish(core, index, FINISH_REASON_FAULT);
+        }
+    }
+    stop_scheduler(core, g);
+    // Others may take over; where there is none, they wait for a worker.
+    for (uint32_t i = 0; i < request_table_max(core->requests); i++) {
+        if (request_is_live(core->requests, i) && request_at(core->requests, i)->group == g->index) {
+            core_place_again(core, i);
+        }
+    }
+}
+
+void group_take_lost(struct core *core, struct group *g) {
+    lose_worker(core, g);
+}
+
+static void resync(struct core *core, struct group *g) {
+    struct core_action action = {.kind = CORE_ACTION_RESYNC, .resync = {.worker = g->worker}};
+    core->counters.resyncs++;
+    lose_worker(core, g);
+    core_act(core, &action);
+}
+
+// The worker's answer to a resize: what the pool has now.
+static void take_pool(struct core *core, struct group *g, const struct message_capacity *capacity) {
+    bool resizing = scheduler_resizing(g->scheduler);
+    uint32_t after = capacity->kv_blocks;
+    if (after > core->config.blocks_max) {
+        after = core->config.blocks_max;
+    }
+    g->capacity = *capacity;
+    g->capacity.kv_blocks = after;
+    g->limits.kv_blocks = after;
+    g->answered_us = core->now_us;    // the plan behind the resize begins only now
+    if (!scheduler_set_pool(g->scheduler, after)) {
+        resync(core, g);    // it gave away blocks that are in use
+        return;
+    }
+    if (!resizing) {
+        return;
+    }
+    enum resize_outcome outcome = RESIZE_OUTCOME_DONE;
+    if (g->resize.needed) {
+        outcome = RESIZE_OUTCOME_NEEDED;
+    } else if (after < g->resize.asked) {
+        outcome = RESIZE_OUTCOME_SHORT;
+    } else if (after > g->resize.asked) {
+        outcome = RESIZE_OUTCOME_ROUNDED;
+    }
+    tell_resized(core, g, outcome, after, capacity->kv_note);
+}
+
+void group_take_resize(struct core *core, struct group *g, const struct core_input *input) {
+    INVARIANT(input->resize.blocks > 0);
+    struct scheduler *scheduler = g->scheduler;
+    uint32_t total = kv_blocks_total(g->blocks);
+    uint32_t asked = input->resize.blocks;
+    if (g->ready && scheduler_resizing(scheduler)) {
+        struct core_action busy = {.kind = CORE_ACTION_RESIZED,
+                                   .resized = {.operation = input->resize.operation,
+                                               .outcome = RESIZE_OUTCOME_BUSY,
+                                               .asked = asked,
+                                               .before = total,
+                                               .after = total}};
+        core_act(core, &busy);
+        return;
+    }
+    g->resize.operation = input->resize.operation;
+    g->resize.asked = asked;
+    g->resize.before = total;
+    g->resize.needed = false;
+    if (!g->ready) {
+        tell_resized(core, g, RESIZE_OUTCOME_UNAVAILABLE, total, NULL);
+        return;
+    }
+    uint32_t end = asked;
+    if (asked < total) {
+        uint32_t floor = scheduler_pool_floor(scheduler);
+        g->resize.needed = floor > asked;
+        end = floor > asked ? floor : asked;
+    } else if (end > core->config.blocks_max) {
+        end = core->config.blocks_max;
+    }
+    if (end < total) {
+        scheduler_shrink(scheduler, end);
+    } else if (end > total && asked > total) {
+        scheduler_grow(scheduler, end);
+    } else {
+        tell_resized(core, g, g->resize.needed ? RESIZE_OUTCOME_NEEDED : RESIZE_OUTCOME_DONE, total,
+                     NULL);
+    }
+}
+
+// A worker may come back with less than it had. Who waits and can never run there goes elsewhere, or
+// fails now: it would block the line for ever, or break the plan that admits it.
+static void drop_misfits(struct core *core, struct group *g, uint32_t vocabulary_before) {
+    bool fewer_tokens = g->limits.vocabulary < vocabulary_before;
+    for (uint32_t i = 0; i < request_table_max(core->requests); i++) {
+        if (!request_is_live(core->requests, i)) {
+            continue;
+        }
+        const struct request *request = request_at(core->requests, i);
+        if (request->group != g->index || request->state != REQUEST_WAITING) {
+            continue;
+        }
+        // With fewer tokens, a prompt may hold one that is not there: rare enough to fail them all.
+        if (fewer_tokens) {
+            core_finish(core, i, FINISH_REASON_FAULT);
+        } else if (scheduler_misfit(g->scheduler, request)) {
+            core_place_again(core, i);
+        }
+    }
+}
+
+void group_take_ready(struct core *core, struct group *g, const struct core_input *input) {
+    const struct message_capacity *capacity = input->ready.capacity;
+    uint32_t vocabulary = g->limits.vocabulary;
+    if (g->ready && input->ready.epoch == g->epoch) {
+        take_pool(core, g, capacity);
+        return;
+    }
+    if (input->ready.epoch <= g->epoch) {
+        return;    // an old report
+    }
+    if (g->ready) {
+        stop_scheduler(core, g);
+    }
+    g->ready = true;
+    g->worker = input->ready.worker;
+    g->epoch = input->ready.epoch;
+    g->next_seq = 1;
+    forget_plans(g);
+    g->condemned = false;
+    g->answered_us = core->now_us;
+    g->capacity = *capacity;
+    g->limits = (struct plan_limits){.envelope = capacity->envelope,
+                                        .block_tokens = capacity->block_tokens,
+                                        .kv_blocks = capacity->kv_blocks,
+                                        .vocabulary = capacity->vocabulary};
+    if (g->limits.kv_blocks > core->config.blocks_max) {
+        g->limits.kv_blocks = core->config.blocks_max;
+        g->capacity.kv_blocks = core->config.blocks_max;
+    }
+    if (g->limits.envelope.seqs > core->config.seqs_max) {
+        g->limits.envelope.seqs = core->config.seqs_max;
+    }
+    scheduler_start(g->scheduler, &g->capacity);
+    drop_misfits(core, g, vocabulary);
+}
+
+// ---- results -----------------------------------------------------------------------------------
+
+static bool is_stop_token(const struct sampling_params *sampling, int32_t token) {
+    for (uint32_t i = 0; i < sampling->stop_token_count; i++) {
+        if (sampling->stop_tokens[i] == token) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void take_row(struct core *core, struct group *g, const struct result_row *row) {
+    uint32_t index = scheduler_owner(g->scheduler, row->ref);
+    if (index == REQUEST_NONE) {
+        return;    // its request ended while the step ran
+    }
+    struct request *request = request_at(core->requests, index);
+    bool stop = false;
+    if (!row->is_prompt) {
+        INVARIANT(row->position == request->known);
+        INVARIANT(request->known < request->len_max);
+        scheduler_advance(g->scheduler, index, row->position);
+        request->spec.tokens[request->known++] = row->token;
+        core->counters.tokens_generated++;
+        stop = is_stop_token(&request->spec.sampling, row->token);
+    }
+    bool first = !row->is_prompt && row->position == request->spec.prompt_count;
+    struct core_action action = {
+        .kind = CORE_ACTION_TOKEN,
+        .token = {.id = request->spec.id,
+                  .class_ = request->spec.class_,
+                  .prefill_us = first ? core->now_us - request->admitted_us : 0,
+                  .row = row,
+                  .is_stop_token = stop},
+    };
+    core_act(core, &action);
+    if (row->is_prompt) {
+        return;
+    }
+    if (stop || request->known == request->len_max) {
+        scheduler_learn_output(g->scheduler, request->spec.class_,
+                               request->known - request->spec.prompt_count);
+    }
+    if (stop) {
+        core_finish(core, index, FINISH_REASON_STOP);
+    } else if (request->known == request->len_max) {
+        core_finish(core, index, FINISH_REASON_LENGTH);
+    }
+}
+
+// A result is only believed as a whole: each generated row must continue the log it belongs to.
+static bool result_fits(const struct core *core, const struct group *g, const struct step_result *result) {
+    if (result_validate(result, &g->limits, NULL) != STATUS_OK) {
+        return false;
+    }
+    // One generated row per sequence and step: a second one would not continue the log.
+    bool generated[BOUND_SEQS] = {false};    // by slot
+    for (uint32_t i = 0; i < result->row_count; i++) {
+        const struct result_row *row = &result->rows[i];
+        uint32_t index = scheduler_owner(g->scheduler, row->ref);
+        if (index == REQUEST_NONE) {
+            continue;
+        }
+        const struct request *request = request_at(core->requests, index);
+        bool continues = row->position == request->known && request->known < request->len_max;
+        bool scores = row->position < request->spec.prompt_count;
+        if (row->is_prompt ? !scores : !continues) {
+            return false;
+        }
+        if (!row->is_prompt) {
+            INVARIANT(row->ref.slot < BOUND_SEQS);
+            if (generated[row->ref.slot]) {
+                return false;
+            }
+            generated[row->ref.slot] = true;
+        }
+    }
+    return true;
+}
+
+// Prompts that were only scored end when their last chunk is computed.
+static void finish_scored(struct core *core, struct group *g) {
+    for (uint32_t slot = 0; slot < g->limits.envelope.seqs; slot++) {
+        uint32_t index = scheduler_slot_request(g->scheduler, slot);
+        if (index == REQUEST_NONE) {
+            continue;
+        }
+        const struct request *request = request_at(core->requests, index);
+        if (request->spec.output_max == 0 && request->computed == request->known) {
+            core_finish(core, index, FINISH_REASON_LENGTH);
+        }
+    }
+}
+
+// A refused plan costs itself, and those sent behind it, which the worker did not do either: they
+// never happened, its number is used again, the work comes back in smaller parts. Only where the
+// slots are no longer the same on both sides a new epoch helps.
+static void take_refusal(struct core *core, struct group *g, uint64_t refused_seq) {
+    core->counters.plan_refusals++;
+    uint32_t guilty = REQUEST_NONE;
+    enum scheduler_refusal refusal = scheduler_refuse(g->scheduler, &guilty);
+    // Two condemned in a row without a step between them: it is not the requests.
+    bool state = refusal == SCHEDULER_REFUSAL_STATE ||
+                 (refusal == SCHEDULER_REFUSAL_GUILTY && g->condemned);
+    if (state) {
+        resync(core, g);
+        return;
+    }
+    g->next_seq = refused_seq;
+    if (refusal == SCHEDULER_REFUSAL_GUILTY) {
+        g->condemned = true;
+        core_finish(core, guilty, FINISH_REASON_REFUSED);
+    }
+}
+
+static const struct outstanding *oldest(const struct group *g) {
+    return g->outstanding_count == 0 ? NULL : &g->outstanding[g->outstanding_first];
+}
+
+static void pop_oldest(struct core *core, struct group *g) {
+    g->outstanding_first = (g->outstanding_first + 1) % SCHEDULER_DEPTH_MAX;
+    g->outstanding_count--;
+    g->answered_us = core->now_us;
+}
+
+// While plans behind a refused one are waited for, their answers say that they were not done.
+static void take_undone(struct core *core, struct group *g, const struct step_result *result) {
+    if (result->status == RESULT_STATUS_OK || result->status == RESULT_STATUS_FAULT) {
+        resync(core, g);
+        return;
+    }
+    uint64_t first = g->refused_seq;
+    pop_oldest(core, g);
+    if (g->outstanding_count == 0) {
+        g->refused = false;
+        take_refusal(core, g, first);
+    }
+}
+
+void group_take_result(struct core *core, struct group *g, const struct step_result *result) {
+    const struct outstanding *plan = oldest(g);
+    bool ours = g->ready && result->epoch == g->epoch && plan != NULL && result->seq == plan->seq;
+    if (!ours) {
+        core->counters.results_stale++;
+        return;
+    }
+    if (result->status == RESULT_STATUS_REFUSED && !g->refused) {
+        g->refused = true;
+        g->refused_seq = result->seq;
+    }
+    if (g->refused) {
+        take_undone(core, g, result);
+        return;
+    }
+    if (result->status != RESULT_STATUS_OK || !result_fits(core, g, result)) {
+        resync(core, g);
+        return;
+    }
+    struct outstanding done = *plan;
+    g->learnt = g->learnt || done.rows > 0;
+    pop_oldest(core, g);
+    g->condemned = g->condemned && done.rows == 0;
+    core->counters.tokens_prompt_computed += done.prompt_rows;
+    core->counters.kv_blocks_moved += done.moves;
+    scheduler_complete(g->scheduler, result->seq, result->step_us);
+    for (uint32_t i = 0; i < result->row_count; i++) {
+        take_row(core, g, &result->rows[i]);
+    }
+    finish_scored(core, g);
+}
+
+// A step is overdue past six times its predicted time, and never before a second.
+uint64_t group_overdue_us(const struct group *g, uint64_t now_us) {
+    const struct outstanding *plan = oldest(g);
+    if (plan == NULL) {
+        return 0;
+    }
+    uint64_t predicted = (uint64_t)(6.0 * plan->predicted_us);
+    // Without experience any step may take long: the first one of a large model, for example.
+    uint64_t floor_us = g->learnt ? 1000 * 1000 : 30u * 1000 * 1000;
+    if (scheduler_pool_answering(g->scheduler)) {
+        floor_us = BOUND_RESIZE_US;
+    }
+    uint64_t allowed = predicted > floor_us ? predicted : floor_us;
+    // It began when it was sent, or when the one before it was done.
+    uint64_t begun_us = plan->sent_us > g->answered_us ? plan->sent_us : g->answered_us;
+    uint64_t elapsed = now_us - begun_us;
+    return elapsed > allowed ? elapsed - allowed : 0;
+}
+
+// ---- plans -------------------------------------------------------------------------------------
+
+static uint32_t plan_rows(const struct plan *plan) {
+    uint32_t rows = plan->decode_rows;
+    for (uint32_t i = 0; i < plan->prefill_count; i++) {
+        rows += plan->prefills[i].token_count;
+    }
+    return rows;
+}
+
+static void tell_admissions(struct core *core, struct group *g, const struct plan *plan) {
+    for (uint32_t i = 0; i < plan->admit_count; i++) {
+        uint32_t index = scheduler_owner(g->scheduler, plan->admits[i].ref);
+        struct request *request = request_at(core->requests, index);
+        if (request->admitted_us != 0) {
+            continue;    // resumed after a loss
+        }
+        request->admitted_us = core->now_us;
+        core->counters.prefix_queries += request->spec.prompt_count;
+        core->counters.prefix_hits += request->cached;
+        core->counters.tokens_prompt_cached += request->cached;
+        core_act(core, &(struct core_action){.kind = CORE_ACTION_ADMITTED,
+                                        .admitted = {.id = request->spec.id,
+                                                     .class_ = request->spec.class_,
+                                                     .queue_us = core->now_us - request->arrived_us,
+                                                     .cached_tokens = request->cached}});
+    }
+}
+
+// A step that takes long gains nothing from a plan that waits behind it, and whoever arrives
+// meanwhile would wait for both.
+static bool may_send(const struct group *g, uint32_t depth) {
+    const struct outstanding *plan = oldest(g);
+    if (plan == NULL) {
+        return true;
+    }
+    return g->outstanding_count < depth &&
+           plan->predicted_us <= BOUND_PIPELINED_STEP_US;
+}
+
+static bool send_plan(struct core *core, struct group *g) {
+    if (!g->ready || g->refused || !may_send(g, core->config.depth)) {
+        return false;
+    }
+    step_plan_reset(core->plan);
+    if (!scheduler_plan(g->scheduler, core->plan, g->next_seq, core->now_us)) {
+        return false;
+    }
+    const struct plan *plan =
+        step_plan_finish(core->plan, g->id, g->epoch, g->next_seq);
+    struct error err = {0};
+    enum status status = plan_validate(plan, &g->limits, &err);
+    INVARIANT(status == STATUS_OK);
+    uint32_t at = (g->outstanding_first + g->outstanding_count++) % SCHEDULER_DEPTH_MAX;
+    uint32_t rows = plan_rows(plan);
+    g->outstanding[at] = (struct outstanding){
+        .seq = g->next_seq++,
+        .sent_us = core->now_us,
+        .rows = rows,
+        .prompt_rows = rows - plan->decode_rows,
+        .moves = plan->move_count,
+        .predicted_us = scheduler_predicted_us(g->scheduler),
+    };
+    core->counters.plans++;
+    struct core_action action = {.kind = CORE_ACTION_SEND_PLAN,
+                                 .send = {.worker = g->worker, .plan = plan}};
+    core_act(core, &action);
+    tell_admissions(core, g, plan);
+    return true;
+}
+
+// What the scheduler did beside the plan.
+static void count_evictions(struct core *core, struct group *g) {
+    struct scheduler_counts counts;
+    scheduler_count(g->scheduler, &counts);
+    core->counters.preemptions += counts.evictions - g->evictions_told;
+    core->counters.tokens_recomputed += counts.evicted_tokens - g->evicted_tokens_told;
+    g->evictions_told = counts.evictions;
+    g->evicted_tokens_told = counts.evicted_tokens;
+}
+
+void group_finish_running(struct core *core, struct group *g, enum finish_reason reason) {
+    for (uint32_t slot = 0; slot < g->limits.envelope.seqs; slot++) {
+        uint32_t index = scheduler_slot_request(g->scheduler, slot);
+        if (index != REQUEST_NONE) {
+            core_finish(core, index, reason);
+        }
+    }
+}
+
+void group_turn(struct core *core, struct group *g) {
+    if (group_overdue_us(g, core->now_us) > BOUND_STEP_LOST_US) {
+        resync(core, g);    // its result will not come: a message was lost, or the worker hangs
+    }
+    while (send_plan(core, g)) {
+    }
+    count_evictions(core, g);
+}
