@@ -32,15 +32,15 @@ void group_deinit(struct group *g) {
 
 // ---- the worker --------------------------------------------------------------------------------
 
-static void tell_resized(struct core *core, struct group *g, enum resize_outcome outcome, uint32_t after,
-                         const char *note) {
+static void tell_resized(struct core *core, struct group *g, enum resize_outcome outcome,
+                         uint32_t after, const char *note) {
     core_act(core, &(struct core_action){.kind = CORE_ACTION_RESIZED,
-                                    .resized = {.operation = g->resize.operation,
-                                                .outcome = outcome,
-                                                .asked = g->resize.asked,
-                                                .before = g->resize.before,
-                                                .after = after,
-                                                .note = note}});
+                                         .resized = {.operation = g->resize.operation,
+                                                     .outcome = outcome,
+                                                     .asked = g->resize.asked,
+                                                     .before = g->resize.before,
+                                                     .after = after,
+                                                     .note = note}});
 }
 
 // The group's slots and blocks are gone, and with them a resize that was under way.
@@ -79,7 +79,8 @@ static void lose_worker(struct core *core, struct group *g) {
     stop_scheduler(core, g);
     // Others may take over; where there is none, they wait for a worker.
     for (uint32_t i = 0; i < request_table_max(core->requests); i++) {
-        if (request_is_live(core->requests, i) && request_at(core->requests, i)->group == g->index) {
+        if (request_is_live(core->requests, i) &&
+            request_at(core->requests, i)->group == g->index) {
             core_place_again(core, i);
         }
     }
@@ -166,8 +167,8 @@ void group_take_resize(struct core *core, struct group *g, const struct core_inp
     }
 }
 
-// A worker may come back with less than it had. Who waits and can never run there goes elsewhere, or
-// fails now: it would block the line for ever, or break the plan that admits it.
+// A worker may come back with less than it had. Who waits and can never run there goes elsewhere,
+// or fails now: it would block the line for ever, or break the plan that admits it.
 static void drop_misfits(struct core *core, struct group *g, uint32_t vocabulary_before) {
     bool fewer_tokens = g->limits.vocabulary < vocabulary_before;
     for (uint32_t i = 0; i < request_table_max(core->requests); i++) {
@@ -209,9 +210,9 @@ void group_take_ready(struct core *core, struct group *g, const struct core_inpu
     g->answered_us = core->now_us;
     g->capacity = *capacity;
     g->limits = (struct plan_limits){.envelope = capacity->envelope,
-                                        .block_tokens = capacity->block_tokens,
-                                        .kv_blocks = capacity->kv_blocks,
-                                        .vocabulary = capacity->vocabulary};
+                                     .block_tokens = capacity->block_tokens,
+                                     .kv_blocks = capacity->kv_blocks,
+                                     .vocabulary = capacity->vocabulary};
     if (g->limits.kv_blocks > core->config.blocks_max) {
         g->limits.kv_blocks = core->config.blocks_max;
         g->capacity.kv_blocks = core->config.blocks_max;
@@ -274,7 +275,8 @@ static void take_row(struct core *core, struct group *g, const struct result_row
 }
 
 // A result is only believed as a whole: each generated row must continue the log it belongs to.
-static bool result_fits(const struct core *core, const struct group *g, const struct step_result *result) {
+static bool result_fits(const struct core *core, const struct group *g,
+                        const struct step_result *result) {
     if (result_validate(result, &g->limits, NULL) != STATUS_OK) {
         return false;
     }
@@ -325,8 +327,8 @@ static void take_refusal(struct core *core, struct group *g, uint64_t refused_se
     uint32_t guilty = REQUEST_NONE;
     enum scheduler_refusal refusal = scheduler_refuse(g->scheduler, &guilty);
     // Two condemned in a row without a step between them: it is not the requests.
-    bool state = refusal == SCHEDULER_REFUSAL_STATE ||
-                 (refusal == SCHEDULER_REFUSAL_GUILTY && g->condemned);
+    bool state =
+        refusal == SCHEDULER_REFUSAL_STATE || (refusal == SCHEDULER_REFUSAL_GUILTY && g->condemned);
     if (state) {
         resync(core, g);
         return;
@@ -434,11 +436,12 @@ static void tell_admissions(struct core *core, struct group *g, const struct pla
         core->counters.prefix_queries += request->spec.prompt_count;
         core->counters.prefix_hits += request->cached;
         core->counters.tokens_prompt_cached += request->cached;
-        core_act(core, &(struct core_action){.kind = CORE_ACTION_ADMITTED,
-                                        .admitted = {.id = request->spec.id,
-                                                     .class_ = request->spec.class_,
-                                                     .queue_us = core->now_us - request->arrived_us,
-                                                     .cached_tokens = request->cached}});
+        core_act(core,
+                 &(struct core_action){.kind = CORE_ACTION_ADMITTED,
+                                       .admitted = {.id = request->spec.id,
+                                                    .class_ = request->spec.class_,
+                                                    .queue_us = core->now_us - request->arrived_us,
+                                                    .cached_tokens = request->cached}});
     }
 }
 
@@ -449,8 +452,7 @@ static bool may_send(const struct group *g, uint32_t depth) {
     if (plan == NULL) {
         return true;
     }
-    return g->outstanding_count < depth &&
-           plan->predicted_us <= BOUND_PIPELINED_STEP_US;
+    return g->outstanding_count < depth && plan->predicted_us <= BOUND_PIPELINED_STEP_US;
 }
 
 static bool send_plan(struct core *core, struct group *g) {
@@ -461,8 +463,7 @@ static bool send_plan(struct core *core, struct group *g) {
     if (!scheduler_plan(g->scheduler, core->plan, g->next_seq, core->now_us)) {
         return false;
     }
-    const struct plan *plan =
-        step_plan_finish(core->plan, g->id, g->epoch, g->next_seq);
+    const struct plan *plan = step_plan_finish(core->plan, g->id, g->epoch, g->next_seq);
     struct error err = {0};
     enum status status = plan_validate(plan, &g->limits, &err);
     INVARIANT(status == STATUS_OK);

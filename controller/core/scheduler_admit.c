@@ -18,8 +18,7 @@ static uint32_t more_expected(const struct request *request) {
 static void add_claim(struct scheduler *s, struct request *request) {
     uint32_t total = scheduler_blocks_for(s, positions_max(request));
     INVARIANT(request->block_count <= total);
-    request->claim =
-        (struct safety_claim){total - request->block_count, request->exclusive};
+    request->claim = (struct safety_claim){total - request->block_count, request->exclusive};
     if (request->guaranteed) {
         safety_tree_add(s->safety, request->claim);
     } else {
@@ -41,9 +40,10 @@ void scheduler_drop_claim(struct scheduler *s, struct request *request) {
 // lives above the end of a shrinking pool will take places below it), and what can be taken from
 // best-effort requests.
 uint32_t scheduler_reachable_free(const struct scheduler *s) {
-    uint32_t held = scheduler_live_blocks(s) - s->best_effort;
-    INVARIANT(held <= kv_blocks_total(s->options.blocks));
-    return kv_blocks_total(s->options.blocks) - held;
+    // A claim may be counted before its blocks are taken.
+    uint64_t reachable = (uint64_t)kv_blocks_total(s->options.blocks) + s->best_effort;
+    INVARIANT(scheduler_live_blocks(s) <= reachable);
+    return (uint32_t)(reachable - scheduler_live_blocks(s));
 }
 
 static bool is_safe_without(const struct scheduler *s, uint32_t blocks) {
@@ -193,7 +193,8 @@ static uint32_t expected_blocks(const struct scheduler *s, const struct request 
     return scheduler_blocks_for(s, tokens < most ? (uint32_t)tokens : most);
 }
 
-// More is expected of those who run than will be free: it could be admitted, but others would pause.
+// More is expected of those who run than will be free: it could be admitted, but others would
+// pause.
 static bool is_crowded(const struct scheduler *s, const struct request *request, uint32_t leaves) {
     double guard = s->options.policy.guard[request->spec.class_];
     double left = (double)scheduler_reachable_free(s) - leaves;
@@ -227,8 +228,7 @@ static bool take_first_blocks(struct scheduler *s, uint32_t index, uint32_t *ids
     add_claim(s, request);
     bool safe = is_safe_without(s, leaves) && !is_crowded(s, request, leaves);
     if (!safe || kv_blocks_free(blocks) < leaves) {
-        s->short_blocks +=
-            safe && request->guaranteed ? leaves - kv_blocks_free(blocks) : 0;
+        s->short_blocks += safe && request->guaranteed ? leaves - kv_blocks_free(blocks) : 0;
         scheduler_drop_claim(s, request);
         request->block_count = 0;
         request->exclusive = 0;
@@ -330,8 +330,8 @@ static uint32_t next_suspect(const struct scheduler *s) {
             continue;
         }
         const struct request *request = request_at(s->options.requests, i);
-        bool earlier = best == REQUEST_NONE ||
-                       request->order < request_at(s->options.requests, best)->order;
+        bool earlier =
+            best == REQUEST_NONE || request->order < request_at(s->options.requests, best)->order;
         if (request->suspect && earlier) {
             best = i;
         }

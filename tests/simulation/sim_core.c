@@ -33,8 +33,11 @@ struct sim_core *sim_core_create(const struct sim_core_options *options,
         .blocks_max = options->blocks_max,
         .group = 1,
         .depth = options->depth,
+        .groups_max = 1,
+        .tenant_max = BOUND_API_KEYS + 1,
         .prefix_secret = "simulated world",
     };
+    core_policy_defaults(&config.policy);
     struct error err = {0};
     enum status status = core_create(&config, &core->core, &err);
     SIM_CHECK(status == STATUS_OK, "core_create: %s", err.message);

@@ -929,7 +929,10 @@ START_TEST(a_block_of_very_many_sequences_moves) {
                                  .step_tokens_max = TOKENS,
                                  .blocks_max = FAKE_BLOCKS_MAX,
                                  .group = 1,
-                                 .depth = w.depth};
+                                 .depth = w.depth,
+                                 .groups_max = 1,
+                                 .tenant_max = 1};
+    core_policy_defaults(&config.policy);
     ck_assert_int_eq(core_create(&config, &w.core, NULL), STATUS_OK);
     struct envelope *e = &w.capacity.envelope;
     e->seqs = MANY;
