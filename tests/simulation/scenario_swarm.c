@@ -99,11 +99,14 @@ void scenario_swarm(struct scenario_run *run) {
     struct scenario_machine machine = draw_machine(&rng);
     struct sim_world_options options = {
         .seed = rng_u64(&rng),
-        .groups = 1,
+        .groups = rng_below(&rng, 3) == 0 ? 1 + (uint32_t)rng_below(&rng, 6) : 1,
         .waiting_max = 1 + (uint32_t)rng_below(&rng, 64),
         .depth = 1 + (uint32_t)rng_below(&rng, 3),
         .machine = scenario_limits(&machine),
         .cost = scenario_cost(scale),
+        .time_scale = scale,
+        .ttft_target_s = maybe(&rng, 1, 60) * scale,
+        .no_guard = rng_below(&rng, 4) == 0,
         .spread = maybe(&rng, 0, 0.3),
         .link_us = (uint64_t)pick(&rng, 20, 2000),
         .tick_us = run->full_rate ? 100 * 1000 : 1000 * 1000,
@@ -113,6 +116,7 @@ void scenario_swarm(struct scenario_run *run) {
     narrow_envelope(&rng, &options.machine.envelope);
     struct sim_traffic traffic;
     struct sim_traffic_options clients = draw_traffic(&rng, &options.machine, scale, until_s);
+    clients.per_s *= options.groups;
     uint64_t ending = rng_below(&rng, 4);
     struct sim_world *world = sim_world_create(&options);
     struct sim_source source = sim_traffic_source(&traffic, &clients);

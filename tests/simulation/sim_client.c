@@ -84,8 +84,8 @@ static void take_score(struct sim_client *client, const struct result_row *row) 
     SIM_CHECK(client->spec.want_prompt_logprobs, "a score that nobody asked for");
     // After a loss the prompt is computed again, and scored again.
     bool in_order = row->position == client->scored + 1;
-    SIM_CHECK(in_order || client->losses > 0, "prompt position %u is scored after %u",
-              row->position, client->scored);
+    SIM_CHECK(in_order || client->losses + client->evictions > 0,
+              "prompt position %u is scored after %u", row->position, client->scored);
     SIM_CHECK(row->position < client->spec.prompt_count &&
                   row->token == client->tokens[row->position],
               "a score of another prompt");

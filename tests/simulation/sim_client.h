@@ -37,7 +37,7 @@ struct sim_spec {
     uint64_t key;
     uint32_t shared_count;
 };
-enum { SIM_LABELS = 8 };
+enum { SIM_LABELS = 8, SIM_TENANTS = 8 };
 
 // The first shared_count tokens depend on key and position alone, the others on the id too.
 void sim_fill_shared(const struct sim_spec *spec, uint64_t id, int32_t *tokens);
@@ -61,11 +61,13 @@ struct sim_client {
     uint32_t scored;       // prompt positions received
     uint32_t admitted;     // into slots, as the core says in plans
     uint64_t admit_seq;    // the plan that did it last
+    uint32_t evictions;    // for others, without a fault
     uint32_t losses;       // of the group it ran in
     uint32_t prefilled;    // tokens computed for it in chunks
     uint32_t cached;       // tokens of its last admission that were found
     bool cancelled, stopped;
     bool announced;           // admitted for the first time
+    uint32_t slot;            // in its group
     uint32_t group, place;    // where it runs, SIM_NEVER: nowhere; its place in that list
     uint64_t admitted_us, first_us, last_us, ended_us;
     uint64_t gap_us_max;    // between two tokens

@@ -6,7 +6,7 @@
 #include "controller/core/prefix_index.h"
 #include "tests/simulation/sim_fail.h"
 
-enum { INPUTS_MAX = 256 };
+enum { INPUTS_MAX = 256, FIRST_GROUP = 1 };
 
 const char *const sim_end_name[SIM_END_COUNT] = {
     "none",    "stop",       "length",    "cancelled",   "fault",    "shutdown",
@@ -21,6 +21,19 @@ struct sim_core {
     uint32_t input_count;
 };
 
+static void set_policy(struct core_policy *policy, const struct sim_core_options *options) {
+    core_policy_defaults(policy);
+    policy->itl_target_us *= options->time_scale;
+    policy->prefill_step_us *= options->time_scale;
+    policy->hold_us = (uint64_t)((double)policy->hold_us * options->time_scale);
+    for (int i = 0; i < REQUEST_CLASS_COUNT; i++) {
+        if (options->ttft_target_s > 0 && i != REQUEST_CLASS_BATCH) {
+            policy->ttft_target_us[i] = options->ttft_target_s * 1e6;
+        }
+        policy->guard[i] = options->no_guard ? 0 : policy->guard[i];
+    }
+}
+
 struct sim_core *sim_core_create(const struct sim_core_options *options,
                                  const struct sim_listener *listener) {
     struct sim_core *core = memory_zalloc(sizeof *core);
@@ -31,13 +44,14 @@ struct sim_core *sim_core_create(const struct sim_core_options *options,
         .waiting_max = options->waiting_max,
         .step_tokens_max = options->step_tokens_max,
         .blocks_max = options->blocks_max,
-        .group = 1,
+        .group = FIRST_GROUP,
+        .groups_max = options->groups,
+        .tenant_max = options->tenants,
+        .blocks_per_seq_max = options->blocks_per_seq,
         .depth = options->depth,
-        .groups_max = 1,
-        .tenant_max = BOUND_API_KEYS + 1,
         .prefix_secret = "simulated world",
     };
-    core_policy_defaults(&config.policy);
+    set_policy(&config.policy, options);
     struct error err = {0};
     enum status status = core_create(&config, &core->core, &err);
     SIM_CHECK(status == STATUS_OK, "core_create: %s", err.message);
@@ -117,11 +131,11 @@ void sim_core_stop(struct sim_core *core, uint64_t id) {
 
 void sim_core_ready(struct sim_core *core, uint32_t group, uint32_t worker, uint64_t epoch,
                     const struct message_capacity *capacity) {
-    SIM_CHECK(group == 0, "one core drives one group");
     struct core_input *input = add(core, CORE_INPUT_WORKER_READY);
     input->ready.worker = (struct worker_id){worker};
     input->ready.capacity = capacity;
     input->ready.epoch = epoch;
+    input->ready.group = group;
 }
 
 void sim_core_lost(struct sim_core *core, uint32_t worker) {
@@ -136,10 +150,11 @@ void sim_core_result(struct sim_core *core, uint32_t worker, const struct step_r
     input->result.result = result;
 }
 
-void sim_core_resize(struct sim_core *core, uint32_t blocks) {
+void sim_core_resize(struct sim_core *core, uint32_t group, uint32_t blocks) {
     struct core_input *input = add(core, CORE_INPUT_RESIZE_KV);
     input->resize.operation = 1;
     input->resize.blocks = blocks;
+    input->resize.group = group;
 }
 
 void sim_core_drain(struct sim_core *core) {
@@ -191,7 +206,7 @@ static void act(void *ctx, const struct core_action *action) {
     const struct sim_listener *to = &core->listener;
     switch (action->kind) {
     case CORE_ACTION_SEND_PLAN:
-        to->plan(to->ctx, 0, action->send.plan);
+        to->plan(to->ctx, (uint32_t)(action->send.plan->group - FIRST_GROUP), action->send.plan);
         break;
     case CORE_ACTION_ADMITTED:
         to->admitted(to->ctx, action->admitted.id.value, action->admitted.cached_tokens);
@@ -211,7 +226,7 @@ static void act(void *ctx, const struct core_action *action) {
         to->drained(to->ctx);
         break;
     case CORE_ACTION_RESYNC:
-        to->resync(to->ctx, 0);
+        to->resync(to->ctx, action->resync.worker.value);
         break;
     case CORE_ACTION_RESIZED:
         to->resized(to->ctx, action->resized.after);
@@ -227,20 +242,20 @@ void sim_core_tick(struct sim_core *core, uint64_t now_us) {
 
 // ---- queries -----------------------------------------------------------------------------------
 
-void sim_core_state(const struct sim_core *core, uint64_t now_us, struct sim_core_state *out) {
-    struct core_gauges gauges;
-    core_gauges(core->core, now_us, &gauges);
+static void fill_state(const struct sim_core *core, const struct core_gauges *gauges,
+                       struct sim_core_state *out) {
     const struct core_counters *counters = core_counters(core->core);
     *out = (struct sim_core_state){
-        .queued = gauges.queued,
-        .prefilling = gauges.prefilling,
-        .decoding = gauges.decoding,
-        .blocks_total = gauges.kv_blocks_total,
-        .blocks_free = gauges.kv_blocks_free,
-        .blocks_quarantined = gauges.kv_blocks_quarantined,
-        .blocks_held = gauges.kv_blocks_held,
-        .blocks_cached = gauges.kv_blocks_cached,
-        .resizing = gauges.kv_resizing,
+        .queued = gauges->queued,
+        .prefilling = gauges->prefilling,
+        .decoding = gauges->decoding,
+        .paused = gauges->paused,
+        .blocks_total = gauges->kv_blocks_total,
+        .blocks_free = gauges->kv_blocks_free,
+        .blocks_quarantined = gauges->kv_blocks_quarantined,
+        .blocks_held = gauges->kv_blocks_held,
+        .blocks_cached = gauges->kv_blocks_cached,
+        .resizing = gauges->kv_resizing,
         .plans = counters->plans,
         .generated = counters->tokens_generated,
         .prompt_computed = counters->tokens_prompt_computed,
@@ -251,6 +266,19 @@ void sim_core_state(const struct sim_core *core, uint64_t now_us, struct sim_cor
         .prefix_queries = counters->prefix_queries,
         .prefix_hits = counters->prefix_hits,
     };
+}
+
+void sim_core_state(const struct sim_core *core, uint64_t now_us, struct sim_core_state *out) {
+    struct core_gauges gauges;
+    core_gauges(core->core, now_us, &gauges);
+    fill_state(core, &gauges, out);
+}
+
+void sim_core_group_state(const struct sim_core *core, uint32_t group, uint64_t now_us,
+                          struct sim_core_state *out) {
+    struct core_gauges gauges;
+    core_group_gauges(core->core, group, now_us, &gauges);
+    fill_state(core, &gauges, out);
 }
 
 void sim_core_audit(const struct sim_core *core) {
@@ -267,4 +295,10 @@ uint64_t sim_core_recovery_us(void) {
 
 uint64_t sim_core_step_lost_us(void) {
     return BOUND_STEP_LOST_US;
+}
+
+uint32_t sim_core_evictions_max(enum sim_class class_) {
+    struct core_policy policy;
+    core_policy_defaults(&policy);
+    return class_ == SIM_BATCH ? policy.evictions_max : 0;
 }

@@ -37,6 +37,10 @@ extern const char *const sim_end_name[SIM_END_COUNT];
 struct sim_core_options {
     uint32_t seqs_max, waiting_max, step_tokens_max, blocks_max;
     uint32_t depth;    // plans that may be outstanding
+    uint32_t groups, tenants, blocks_per_seq;
+    double time_scale;       // of what it aims at, as steps are so many times longer
+    double ttft_target_s;    // of the classes that have one; 0: none
+    bool no_guard;           // admission by the safe state alone
 };
 
 // One sequence to generate. The sampling seed tells the simulated worker whose it is and where it
@@ -65,7 +69,7 @@ struct sim_listener {
     void (*token)(void *ctx, uint64_t id, const struct result_row *row);
     void (*ended)(void *ctx, uint64_t id, enum sim_end end, uint32_t output_count,
                   uint32_t retry_after_ms);
-    void (*resync)(void *ctx, uint32_t group);
+    void (*resync)(void *ctx, uint32_t connection);
     void (*resized)(void *ctx, uint32_t blocks);
     void (*drained)(void *ctx);
 };
@@ -83,7 +87,7 @@ void sim_core_ready(struct sim_core *core, uint32_t group, uint32_t worker, uint
                     const struct message_capacity *capacity);
 void sim_core_lost(struct sim_core *core, uint32_t worker);
 void sim_core_result(struct sim_core *core, uint32_t worker, const struct step_result *result);
-void sim_core_resize(struct sim_core *core, uint32_t blocks);
+void sim_core_resize(struct sim_core *core, uint32_t group, uint32_t blocks);
 void sim_core_drain(struct sim_core *core);
 void sim_core_abort_all(struct sim_core *core);
 bool sim_core_full(const struct sim_core *core);    // room for a few more inputs only
@@ -91,7 +95,7 @@ bool sim_core_full(const struct sim_core *core);    // room for a few more input
 void sim_core_tick(struct sim_core *core, uint64_t now_us);
 
 struct sim_core_state {
-    uint32_t queued, prefilling, decoding;
+    uint32_t queued, prefilling, decoding, paused;
     uint32_t blocks_total, blocks_free, blocks_quarantined, blocks_held;
     uint32_t blocks_cached;    // of the free ones
     bool resizing;
@@ -100,11 +104,15 @@ struct sim_core_state {
     uint64_t prefix_queries, prefix_hits;    // prompt tokens of admissions, and those found
 };
 void sim_core_state(const struct sim_core *core, uint64_t now_us, struct sim_core_state *out);
+// The same of one group; counted sums are the core's.
+void sim_core_group_state(const struct sim_core *core, uint32_t group, uint64_t now_us,
+                          struct sim_core_state *out);
 void sim_core_audit(const struct sim_core *core);
 
 // What the core promises, for bounds of the checks.
-uint32_t sim_core_resumes_max(void);     // losses of its group that a request survives
-uint64_t sim_core_recovery_us(void);     // a group may be away so long
-uint64_t sim_core_step_lost_us(void);    // past its deadline a step is given up
+uint32_t sim_core_resumes_max(void);    // losses of its group that a request survives
+uint64_t sim_core_recovery_us(void);    // a group may be away so long
+uint32_t sim_core_evictions_max(enum sim_class class_);    // of one request, without a fault
+uint64_t sim_core_step_lost_us(void);                      // past its deadline a step is given up
 
 #endif

@@ -65,10 +65,10 @@ static void death(struct sim_world *world, struct sim_group *group) {
 }
 
 // The pool is asked for some size between a quarter and all of it.
-static void resize(struct sim_world *world) {
+static void resize(struct sim_world *world, uint32_t group) {
     uint32_t most = world->options.machine.kv_blocks;
     uint32_t least = most / 4 + 1;
-    sim_world_resize(world, least + (uint32_t)rng_below(&world->rng, most - least + 1));
+    sim_world_resize(world, group, least + (uint32_t)rng_below(&world->rng, most - least + 1));
 }
 
 static void storm(struct sim_world *world) {
@@ -125,7 +125,7 @@ void sim_fault_event(struct sim_world *world, uint32_t kind) {
         odd(world, group, between(world, 1, 20));
         break;
     case FAULT_RESIZE:
-        resize(world);
+        resize(world, group->index);
         break;
     case FAULT_STORM:
         storm(world);

@@ -25,7 +25,7 @@ static void on_admitted(void *ctx, uint64_t id, uint32_t cached_tokens);
 static void on_token(void *ctx, uint64_t id, const struct result_row *row);
 static void on_ended(void *ctx, uint64_t id, enum sim_end end, uint32_t output_count,
                      uint32_t retry_after_ms);
-static void on_resync(void *ctx, uint32_t group);
+static void on_resync(void *ctx, uint32_t connection);
 static void on_resized(void *ctx, uint32_t blocks);
 static void on_drained(void *ctx);
 static void on_worker_admitted(void *ctx, uint64_t id, uint32_t cached_tokens);
@@ -55,7 +55,8 @@ static void create_group(struct sim_world *world, uint32_t index) {
     group->index = index;
     group->worker = sim_worker_create(&machine);
     group->running = memory_array(options->machine.envelope.seqs, sizeof *group->running);
-    SIM_CHECK(group->running != NULL, "no memory for a group");
+    group->slots = memory_array(options->machine.envelope.seqs, sizeof *group->slots);
+    SIM_CHECK(group->running != NULL && group->slots != NULL, "no memory for a group");
     sim_worker_listen(group->worker,
                       &(struct sim_worker_listener){world, on_worker_admitted, on_worker_computed,
                                                     on_worker_shares});
@@ -84,6 +85,12 @@ struct sim_world *sim_world_create(const struct sim_world_options *options) {
             .step_tokens_max = machine->envelope.tokens,
             .blocks_max = machine->kv_blocks,
             .depth = options->depth,
+            .groups = options->groups,
+            .tenants = SIM_TENANTS,
+            .blocks_per_seq = machine->envelope.blocks_per_seq,
+            .time_scale = options->time_scale > 0 ? options->time_scale : 1.0,
+            .ttft_target_s = options->ttft_target_s,
+            .no_guard = options->no_guard,
         },
         &(struct sim_listener){world, on_plan, on_admitted, on_token, on_ended, on_resync,
                                on_resized, on_drained});
@@ -119,6 +126,7 @@ void sim_world_destroy(struct sim_world *world) {
     for (uint32_t i = 0; i < world->options.groups; i++) {
         sim_worker_destroy(world->groups[i].worker);
         memory_free(world->groups[i].running);
+        memory_free(world->groups[i].slots);
         for (uint32_t k = 0; k < SIM_GHOSTS; k++) {
             memory_free(world->groups[i].ghosts[k]);
         }
@@ -131,12 +139,15 @@ void sim_world_destroy(struct sim_world *world) {
 
 // ---- who runs where ----------------------------------------------------------------------------
 
-static void place(struct sim_world *world, uint32_t group_index, uint32_t client_index) {
+static void place(struct sim_world *world, uint32_t group_index, uint32_t client_index,
+                  uint32_t slot) {
     struct sim_group *group = &world->groups[group_index];
     struct sim_client *client = sim_client_at(&world->clients, client_index);
     SIM_CHECK(client->group == SIM_NEVER, "a request runs twice");
     SIM_CHECK(group->running_count < world->options.machine.envelope.seqs, "too many run");
     client->group = group_index;
+    client->slot = slot;
+    group->slots[slot] = client_index;
     client->place = group->running_count;
     group->running[group->running_count++] = client_index;
 }
@@ -294,18 +305,36 @@ static void send_result(struct sim_world *world, struct sim_group *group,
     }
 }
 
+// A slot is taken from one that lives: it was evicted for others.
+static void note_evictions(struct sim_world *world, uint32_t group_index, const struct plan *plan) {
+    struct sim_group *group = &world->groups[group_index];
+    for (uint32_t i = 0; i < plan->retire_count; i++) {
+        uint32_t slot = plan->retires[i].ref.slot;
+        struct sim_client *client = sim_client_at(&world->clients, group->slots[slot]);
+        if (client->group != group_index || client->slot != slot) {
+            continue;    // it has ended, or a refused plan is said again
+        }
+        client->evictions++;
+        world->evictions++;
+        SIM_CHECK(client->evictions <= sim_core_evictions_max(client->spec.class_),
+                  "request %u of class %d is evicted %u times", group->slots[slot] + 1,
+                  (int)client->spec.class_, client->evictions);
+        unplace(world, client);
+    }
+}
+
 static void note_admissions(struct sim_world *world, uint32_t group, const struct plan *plan) {
     for (uint32_t i = 0; i < plan->admit_count; i++) {
         uint64_t id = sim_seed_id(plan->admits[i].sampling.seed);
         struct sim_client *client = sim_client_of(&world->clients, id);
         SIM_CHECK(client->state == SIM_CLIENT_LIVES, "request %llu is admitted and has ended",
                   (unsigned long long)id);
-        place(world, group, (uint32_t)id - 1);
+        place(world, group, (uint32_t)id - 1, plan->admits[i].ref.slot);
         client->admitted++;
         client->admit_seq = plan->seq;
-        SIM_CHECK(client->admitted <= 1 + client->losses,
-                  "request %llu is admitted %u times after %u losses", (unsigned long long)id,
-                  client->admitted, client->losses);
+        SIM_CHECK(client->admitted <= 1 + client->losses + client->evictions,
+                  "request %llu is admitted %u times after %u losses and %u evictions",
+                  (unsigned long long)id, client->admitted, client->losses, client->evictions);
     }
 }
 
@@ -336,6 +365,7 @@ static void on_plan(void *ctx, uint32_t group_index, const struct plan *plan) {
     struct sim_group *group = &world->groups[group_index];
     world->digest = fold_plan(world->digest, plan);
     group->sent_seq = plan->seq;
+    note_evictions(world, group_index, plan);
     note_admissions(world, group_index, plan);
     if (group->state != SIM_GROUP_UP || group->deaf) {
         group->silent = true;
@@ -371,7 +401,8 @@ static void on_worker_computed(void *ctx, uint64_t id, uint32_t tokens) {
     struct sim_world *world = ctx;
     struct sim_client *client = sim_client_of(&world->clients, id);
     client->prefilled += tokens;
-    SIM_CHECK(client->losses > 0 || client->prefilled + client->cached <= client->spec.prompt_count,
+    SIM_CHECK(client->losses + client->evictions > 0 ||
+                  client->prefilled + client->cached <= client->spec.prompt_count,
               "request %llu: %u tokens are computed of a prompt of %u, and %u were found",
               (unsigned long long)id, client->prefilled, client->spec.prompt_count, client->cached);
 }
@@ -429,8 +460,13 @@ static void on_ended(void *ctx, uint64_t id, enum sim_end end, uint32_t output_c
     world->digest = sim_fold(world->digest, id << 8 | (uint64_t)end);
 }
 
-static void on_resync(void *ctx, uint32_t group_index) {
+static void on_resync(void *ctx, uint32_t connection) {
     struct sim_world *world = ctx;
+    uint32_t group_index = 0;
+    while (world->groups[group_index].connection != connection) {
+        group_index++;
+        SIM_CHECK(group_index < world->options.groups, "a worker that is not there begins again");
+    }
     struct sim_group *group = &world->groups[group_index];
     lose_running(world, group);
     if (group->state != SIM_GROUP_UP) {
@@ -601,8 +637,8 @@ static void lost(struct sim_world *world, uint32_t connection) {
     sim_core_lost(world->core, connection);
 }
 
-void sim_world_resize(struct sim_world *world, uint32_t blocks) {
-    sim_core_resize(world->core, blocks);
+void sim_world_resize(struct sim_world *world, uint32_t group, uint32_t blocks) {
+    sim_core_resize(world->core, group, blocks);
 }
 
 void sim_world_finish(struct sim_world *world, bool abort) {
@@ -683,32 +719,40 @@ static void handle(struct sim_world *world, const struct sim_event *event) {
 
 // ---- the tick and its checks -------------------------------------------------------------------
 
+static void audit_group(struct sim_world *world, uint32_t index) {
+    const struct sim_group *group = &world->groups[index];
+    sim_worker_audit(group->worker);
+    if (group->state != SIM_GROUP_UP || group->silent) {
+        return;    // the worker does not have what the core has sent
+    }
+    struct sim_core_state state;
+    sim_core_group_state(world->core, index, world->now_us, &state);
+    uint32_t held = sim_worker_blocks_held(group->worker);
+    SIM_CHECK(held <= state.blocks_held + state.blocks_quarantined,
+              "the worker of group %u holds %u blocks, the core knows of %u and %u", index, held,
+              state.blocks_held, state.blocks_quarantined);
+}
+
 static void audit(struct sim_world *world) {
+    const struct sim_world_options *options = &world->options;
+    if (world->ticks % options->audit_every != 0) {
+        return;
+    }
     struct sim_core_state state;
     sim_core_state(world->core, world->now_us, &state);
     uint32_t known = state.queued + state.prefilling + state.decoding;
     SIM_CHECK(known == world->clients.live, "the core knows %u requests, %u live", known,
               world->clients.live);
-    SIM_CHECK(state.queued <= world->options.waiting_max + world->options.machine.envelope.seqs,
+    SIM_CHECK(state.queued <=
+                  options->waiting_max + options->machine.envelope.seqs * options->groups,
               "%u requests wait", state.queued);
     SIM_CHECK(state.prefix_queries == world->admitted_tokens &&
                   state.prefix_hits == world->found_tokens,
               "cached tokens are counted other than once, at admission");
-    if (world->ticks % world->options.audit_every != 0) {
-        return;
-    }
     sim_core_audit(world->core);
-    uint64_t held = 0;
-    bool in_step = true;    // the workers have what the core has sent
-    for (uint32_t i = 0; i < world->options.groups; i++) {
-        const struct sim_group *group = &world->groups[i];
-        sim_worker_audit(group->worker);
-        held += sim_worker_blocks_held(group->worker);
-        in_step = in_step && group->state == SIM_GROUP_UP && !group->silent;
+    for (uint32_t i = 0; i < options->groups; i++) {
+        audit_group(world, i);
     }
-    SIM_CHECK(!in_step || held <= (uint64_t)state.blocks_held + state.blocks_quarantined,
-              "workers hold %llu blocks, the core knows of %u and %u", (unsigned long long)held,
-              state.blocks_held, state.blocks_quarantined);
 }
 
 static void tick(struct sim_world *world) {

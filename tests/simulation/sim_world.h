@@ -42,6 +42,9 @@ struct sim_world_options {
     struct plan_limits machine;    // of each group
     struct sim_cost cost;          // of each group, times 1 - spread .. 1 + spread
     double spread;
+    double time_scale;       // of what the core aims at; 0: 1
+    double ttft_target_s;    // 0: none
+    bool no_guard;
     uint64_t link_us;    // one way
     uint64_t tick_us;    // between two looks of the core at its timers
     struct sim_faults faults;
@@ -71,6 +74,7 @@ struct sim_group {
     bool deaf;               // loses the next plan
     bool silent;             // has lost one in this epoch
     bool odd;                // slow or narrow for a while
+    uint32_t *slots;         // [seqs] clients that plans admitted there; SIM_NEVER
     uint32_t *running;       // [seqs] clients in its slots, as the core sees it
     uint32_t running_count;
     struct sim_message *ghosts[SIM_GHOSTS];    // by seq
@@ -91,7 +95,7 @@ struct sim_world {
     uint64_t digest;    // over all plans and ends
     uint64_t epoch;     // the last one given
     uint32_t connection;
-    uint64_t ticks, faults, events_done;
+    uint64_t ticks, faults, evictions, events_done;
     uint64_t fault_us;        // of the last fault, or of its end
     uint64_t pause_us_max;    // between two such, while somebody lived
     uint64_t progress_us;     // the last step whose result arrived
@@ -130,7 +134,7 @@ uint64_t sim_world_serial_us(const struct sim_world *world);
 // The worker dies and is back after `away_us`, with so many blocks.
 void sim_world_kill(struct sim_world *world, uint32_t group, uint64_t away_us, uint32_t blocks);
 void sim_world_cancel(struct sim_world *world, uint32_t client);    // now
-void sim_world_resize(struct sim_world *world, uint32_t blocks);
+void sim_world_resize(struct sim_world *world, uint32_t group, uint32_t blocks);
 void sim_world_finish(struct sim_world *world, bool abort);    // drain, or end everything now
 
 // sim_fault.c
