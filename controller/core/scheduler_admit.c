@@ -360,6 +360,11 @@ uint32_t scheduler_admit(struct scheduler *s, struct step_plan *plan, uint32_t b
     if (s->prompt_waits || s->paused_count > 0) {
         return budget;
     }
+    uint32_t holder = s->ticket;
+    if (holder != REQUEST_NONE && budget > 0 && s->free_slot_count > 0 &&
+        has_place(s, request_at(s->options.requests, holder)) && try_admit(s, plan, holder)) {
+        budget = scheduler_first_chunk(s, plan, s->order[s->running - 1], budget);
+    }
     struct waiting_walk walk;
     waiting_walk_begin(s->waiting, &walk);
     while (budget > 0 && s->free_slot_count > 0) {
