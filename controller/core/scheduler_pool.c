@@ -6,10 +6,17 @@
 uint32_t scheduler_pool_floor(struct scheduler *s) {
     uint32_t floor = scheduler_live_blocks(s) + safety_tree_demand(s->safety);
     for (uint32_t i = 0; i < request_table_max(s->options.requests); i++) {
-        if (!waiting_line_holds(s->waiting, i)) {
+        if (waiting_line_holds(s->waiting, i)) {
+            const struct request *request = request_at(s->options.requests, i);
+            uint32_t need = scheduler_blocks_for(s, scheduler_length_max(s, &request->spec));
+            floor = need > floor ? need : floor;
+        }
+    }
+    for (uint32_t i = 0; i < s->running; i++) {
+        const struct request *request = scheduler_request(s, s->order[i]);
+        if (request->guaranteed) {
             continue;
         }
-        const struct request *request = request_at(s->options.requests, i);
         uint32_t need = scheduler_blocks_for(s, scheduler_length_max(s, &request->spec));
         floor = need > floor ? need : floor;
     }
