@@ -14,7 +14,7 @@ const struct scenario scenarios[] = {
     {"parked", scenario_parked,
      "paused sequences always end, and then the head of the line starts"},
     {"client_gone", scenario_client_gone,
-     "whenever a client leaves, its memory is free two steps later"},
+     "whenever a client leaves, its memory is free when the next plan is done"},
     {"prompt_alone", scenario_prompt_alone, "a prompt that nobody waits beside has whole steps"},
     {"cache_cold", scenario_cache_cold, "prompts that nothing is cached of wait as long as others"},
     {"policy_azure", scenario_policy_azure,

@@ -83,6 +83,7 @@ void scenario_deferred_frees(struct scenario_run *run) {
                                                                    .prompt_max = 800,
                                                                    .output_max = 1000,
                                                                    .endless_share = 0.3,
+                                                                   .one_class = true,
                                                                    .until_us = 120u * SECOND_US});
     sim_world_source(world, &source);
     uint64_t quarantined = 0, looks = 0, short_looks = 0;
@@ -147,7 +148,8 @@ void scenario_parked(struct scenario_run *run) {
 
 // One client after the other leaves at some moment of its life: waiting, between chunks of its
 // prompt, while a step runs, decoding. Elsewhere it decodes on to its max_tokens (sglang#36333).
-// Here all its blocks are free two steps later, and no plan after the next one knows it.
+// Here the next plan takes its slot, and all its blocks are free when that one is done: behind
+// those that are on their way.
 void scenario_client_gone(struct scenario_run *run) {
     const struct scenario_machine machine = {16, 256, 4096, 16, 512};
     enum { CLIENTS = 1000, PROMPT = 2000, OUTPUTS = 200 };
@@ -180,7 +182,8 @@ void scenario_client_gone(struct scenario_run *run) {
     }
     double step_ms = (double)sim_world_step_us_max(world) / 1000.0;
     scenario_at_least(run, "clients_gone", gone, CLIENTS / 2.0);
-    scenario_at_most(run, "memory_back_ms_max", (double)worst_us / 1000.0, 2 * step_ms + 1);
+    scenario_at_most(run, "memory_back_ms_max", (double)worst_us / 1000.0,
+                     (options.depth + 1) * step_ms + 1);
     scenario_figure(run, "step_ms_max", step_ms);
     scenario_at_most(run, "rows_planned_after_leaving", rows_after / gone, 0);
     scenario_no_recompute(run, world);

@@ -50,7 +50,8 @@ static bool traffic_next(void *ctx, struct sim_spec *out) {
     }
     *out = (struct sim_spec){
         .at_us = traffic->at_us,
-        .class_ = (enum sim_class)rng_below(&traffic->rng, SIM_CLASS_COUNT),
+        .class_ =
+            o->one_class ? SIM_STANDARD : (enum sim_class)rng_below(&traffic->rng, SIM_CLASS_COUNT),
         .tenant = (uint32_t)rng_below(&traffic->rng, SIM_TENANTS),
         .prompt_count = length(traffic, o->prompt_mean, o->prompt_max),
         .natural_length = length(traffic, o->output_mean, o->output_max),

@@ -27,6 +27,7 @@ struct sim_traffic_options {
     double logprob_share, score_share, poison_share, penalty_share;
     double cache_share;    // that may share KV
     uint32_t salts;        // groups of clients that may
+    bool one_class;        // all are of the standard class
     uint64_t until_us;
 };
 
