@@ -116,13 +116,15 @@
 // Groups that one controller drives. Refuse to start.
 #define BOUND_GROUPS 1024u
 // Sequences running in one group (slots). Configuration lowers it; the rest waits.
-#define BOUND_SEQS 1024u
+#define BOUND_SEQS 8192u
 // Ranks of one group: one node. Refuse.
 #define BOUND_RANKS 8u
 // Sequences waiting in one group. 429.
 #define BOUND_WAITING 4096u
 // Tokens computed in one step of one group. Prompts are cut into chunks.
 #define BOUND_STEP_TOKENS 65536u
+// Rows of one result: as many as a step has.
+#define BOUND_RESULT_ROWS (BOUND_STEP_TOKENS + BOUND_SEQS)
 // Tokens of one sequence. Refuse (400) or stop with "length".
 #define BOUND_SEQ_TOKENS 1048576u
 // KV blocks of one group.

@@ -536,7 +536,7 @@ enum status codec_result_decode(const struct message_header *header, const uint8
     bool same = in->n_gens == rows && in->n_positions == rows && in->n_tokens == rows &&
                 in->flags.len == rows && in->n_logprobs == rows && in->n_ranks == rows &&
                 in->top_counts.len == rows && in->n_top_tokens == in->n_top_logprobs;
-    if (!same || rows > BOUND_STEP_TOKENS + BOUND_SEQS) {
+    if (!same || rows > BOUND_RESULT_ROWS) {
         return broken(err, "result arrays of different lengths");
     }
     if (in->status > RESULT_STATUS_FAULT) {

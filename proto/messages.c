@@ -216,9 +216,13 @@ enum status plan_validate(const struct plan *plan, const struct plan_limits *lim
                                            .context = chunk->start_pos + chunk->token_count});
     }
     // A decode row attends to itself at least, and draws.
-    for (uint32_t i = 0; i < plan->decode_rows; i++) {
+    if (plan->decode_rows > 0) {
         struct step_share share = step_share_decode(1, false);
+        share.tokens = plan->decode_rows;
+        share.logit_rows = plan->decode_rows;
         step_size_add(&least, &share);
+        least.seqs += plan->decode_rows - 1;
+        least.attended_tokens += plan->decode_rows - 1;
     }
     return step_size_validate(&least, &limits->envelope, err);
 }
@@ -251,15 +255,18 @@ struct step_share step_share_decode(uint32_t context, bool want_logprobs) {
         .tokens = 1, .context = context, .logit_rows = 1, .logprob_rows = want_logprobs ? 1 : 0};
 }
 
-// A sum of shares stays far below 2^32: a plan has at most BOUND_SEQS of BOUND_STEP_TOKENS each.
-_Static_assert((uint64_t)2 * BOUND_SEQS * BOUND_SEQ_TOKENS < UINT32_MAX, "sums of shares fit");
+// A hostile plan may name more rows than the counter holds: it stays at the end then, which no
+// envelope allows.
+static void count_rows(uint32_t *sum, uint32_t rows) {
+    *sum = rows > UINT32_MAX - *sum ? UINT32_MAX : *sum + rows;
+}
 
 void step_size_add(struct step_size *size, const struct step_share *share) {
-    size->tokens += share->tokens;
+    count_rows(&size->tokens, share->tokens);
     size->seqs++;
-    size->logit_rows += share->logit_rows;
-    size->prompt_logit_rows += share->prompt_logit_rows;
-    size->logprob_rows += share->logprob_rows;
+    count_rows(&size->logit_rows, share->logit_rows);
+    count_rows(&size->prompt_logit_rows, share->prompt_logit_rows);
+    count_rows(&size->logprob_rows, share->logprob_rows);
     size->attended_tokens += share->context;
     if (share->context > size->attended_tokens_max) {
         size->attended_tokens_max = share->context;

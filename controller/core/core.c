@@ -40,7 +40,8 @@ static enum status create_parts(struct core *core, struct error *err) {
     TRY(request_table_create(running + config->waiting_max, &core->requests, err));
     TRY(step_plan_create(config->seqs_max, &core->plan, err));
     core->groups = memory_array(config->groups_max, sizeof *core->groups);
-    if (core->groups == NULL) {
+    core->owners = memory_array(BOUND_RESULT_ROWS, sizeof *core->owners);
+    if (core->groups == NULL || core->owners == NULL) {
         return error_set(err, STATUS_EXHAUSTED, "no memory for %u groups", config->groups_max);
     }
     for (uint32_t i = 0; i < config->groups_max; i++) {
@@ -76,6 +77,7 @@ void core_destroy(struct core *core) {
         group_deinit(&core->groups[i]);
     }
     memory_free(core->groups);
+    memory_free(core->owners);
     step_plan_destroy(core->plan);
     request_table_destroy(core->requests);
     memory_free(core);
@@ -103,6 +105,7 @@ void core_finish(struct core *core, uint32_t index, enum finish_reason reason) {
     } else {
         scheduler_release(group->scheduler, index, group->next_seq);
     }
+    core->scored_only -= request->spec.output_max == 0 ? 1 : 0;
     request_table_remove(core->requests, index);
     uint64_t since_us = core->now_us - core->last_finish_us;
     core->us_per_finish =
@@ -279,6 +282,7 @@ static void take_request(struct core *core, const struct core_request *spec) {
         return;
     }
     struct request *request = request_at(core->requests, index);
+    core->scored_only += spec->output_max == 0 ? 1 : 0;
     request->arrived_us = core->now_us;
     struct group *group = choose_group(core, request);
     group = group != NULL ? group : any_group(core);

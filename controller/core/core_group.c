@@ -226,31 +226,35 @@ void group_take_ready(struct core *core, struct group *g, const struct core_inpu
 
 // ---- results -----------------------------------------------------------------------------------
 
-static bool is_stop_token(const struct sampling_params *sampling, int32_t token) {
-    for (uint32_t i = 0; i < sampling->stop_token_count; i++) {
+static bool is_stop_token(const struct request *request, int32_t token) {
+    if (request->stop_count == 0) {
+        return false;
+    }
+    const struct sampling_params *sampling = &request->spec.sampling;
+    for (uint32_t i = 1; i < request->stop_count; i++) {
         if (sampling->stop_tokens[i] == token) {
             return true;
         }
     }
-    return false;
+    return request->stop_first == token;
 }
 
-static void take_row(struct core *core, struct group *g, const struct result_row *row) {
-    uint32_t index = scheduler_owner(g->scheduler, row->ref);
+static void take_row(struct core *core, struct group *g, const struct result_row *row,
+                     uint32_t index) {
     if (index == REQUEST_NONE) {
         return;    // its request ended while the step ran
     }
-    struct request *request = request_at(core->requests, index);
+    struct request *request = &request_table_entries(core->requests)[index];
     bool stop = false;
     if (!row->is_prompt) {
         INVARIANT(row->position == request->known);
         INVARIANT(request->known < request->len_max);
         scheduler_advance(g->scheduler, index, row->position);
-        request->spec.tokens[request->known++] = row->token;
+        request->tokens[request->known++] = row->token;
         core->counters.tokens_generated++;
-        stop = is_stop_token(&request->spec.sampling, row->token);
+        stop = is_stop_token(request, row->token);
     }
-    bool first = !row->is_prompt && row->position == request->spec.prompt_count;
+    bool first = !row->is_prompt && row->position == request->prompt_count;
     struct core_action action = {
         .kind = CORE_ACTION_TOKEN,
         .token = {.id = request->spec.id,
@@ -280,26 +284,30 @@ static bool result_fits(const struct core *core, const struct group *g,
     if (result_validate(result, &g->limits, NULL) != STATUS_OK) {
         return false;
     }
-    // One generated row per sequence and step: a second one would not continue the log.
-    bool generated[BOUND_SEQS] = {false};    // by slot
+    if (result->row_count > BOUND_RESULT_ROWS) {
+        return false;
+    }
+    struct request *entries = request_table_entries(core->requests);
+    scheduler_owners(g->scheduler, result->rows, result->row_count, core->owners);
     for (uint32_t i = 0; i < result->row_count; i++) {
         const struct result_row *row = &result->rows[i];
-        uint32_t index = scheduler_owner(g->scheduler, row->ref);
+        uint32_t index = core->owners[i];
         if (index == REQUEST_NONE) {
             continue;
         }
-        const struct request *request = request_at(core->requests, index);
+        struct request *request = &entries[index];
         bool continues = row->position == request->known && request->known < request->len_max;
-        bool scores = row->position < request->spec.prompt_count;
+        bool scores = row->position < request->prompt_count;
         if (row->is_prompt ? !scores : !continues) {
             return false;
         }
         if (!row->is_prompt) {
-            INVARIANT(row->ref.slot < BOUND_SEQS);
-            if (generated[row->ref.slot]) {
+            // One generated row per sequence and step: a second one would not continue the log.
+            if (request->answered_seq == result->seq) {
                 return false;
             }
-            generated[row->ref.slot] = true;
+            request->answered_seq = result->seq;
+            __builtin_prefetch(&request->tokens[request->known], 1);    // written next
         }
     }
     return true;
@@ -307,6 +315,9 @@ static bool result_fits(const struct core *core, const struct group *g,
 
 // Prompts that were only scored end when their last chunk is computed.
 static void finish_scored(struct core *core, struct group *g) {
+    if (core->scored_only == 0) {
+        return;
+    }
     for (uint32_t slot = 0; slot < g->limits.envelope.seqs; slot++) {
         uint32_t index = scheduler_slot_request(g->scheduler, slot);
         if (index == REQUEST_NONE) {
@@ -391,7 +402,7 @@ void group_take_result(struct core *core, struct group *g, const struct step_res
     core->counters.kv_blocks_moved += done.moves;
     scheduler_complete(g->scheduler, result->seq, result->step_us);
     for (uint32_t i = 0; i < result->row_count; i++) {
-        take_row(core, g, &result->rows[i]);
+        take_row(core, g, &result->rows[i], core->owners[i]);
     }
     finish_scored(core, g);
 }
@@ -487,12 +498,12 @@ static bool send_plan(struct core *core, struct group *g) {
 
 // What the scheduler did beside the plan.
 static void count_evictions(struct core *core, struct group *g) {
-    struct scheduler_counts counts;
-    scheduler_count(g->scheduler, &counts);
-    core->counters.preemptions += counts.evictions - g->evictions_told;
-    core->counters.tokens_recomputed += counts.evicted_tokens - g->evicted_tokens_told;
-    g->evictions_told = counts.evictions;
-    g->evicted_tokens_told = counts.evicted_tokens;
+    uint64_t evictions = 0, tokens = 0;
+    scheduler_evictions(g->scheduler, &evictions, &tokens);
+    core->counters.preemptions += evictions - g->evictions_told;
+    core->counters.tokens_recomputed += tokens - g->evicted_tokens_told;
+    g->evictions_told = evictions;
+    g->evicted_tokens_told = tokens;
 }
 
 void group_finish_running(struct core *core, struct group *g, enum finish_reason reason) {

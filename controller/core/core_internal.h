@@ -54,7 +54,9 @@ struct core {
     struct request_table *requests;
     struct group *groups;    // [groups_max]
     struct step_plan *plan;
+    uint32_t *owners;    // [BOUND_RESULT_ROWS] of the result being taken
     struct core_counters counters;
+    uint32_t scored_only;    // live requests that draw nothing
     bool draining;
     bool drained_told;
     double us_per_finish;    // between terminal actions, smoothed

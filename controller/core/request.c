@@ -60,6 +60,10 @@ struct request *request_at(struct request_table *table, uint32_t index) {
     return &table->requests[index];
 }
 
+struct request *request_table_entries(struct request_table *table) {
+    return table->requests;
+}
+
 bool request_is_live(const struct request_table *table, uint32_t index) {
     INVARIANT(index < table->request_max);
     return table->requests[index].state != REQUEST_FREE;
@@ -126,6 +130,11 @@ uint32_t request_table_add(struct request_table *table, const struct core_reques
     request->spec = *spec;
     request->state = REQUEST_WAITING;
     request->known = spec->prompt_count;
+    request->prompt_count = spec->prompt_count;
+    request->tokens = spec->tokens;
+    request->want_logprobs = spec->sampling.want_logprobs;
+    request->stop_count = (uint8_t)spec->sampling.stop_token_count;
+    request->stop_first = spec->sampling.stop_tokens[0];
     request->slot = REQUEST_NONE;
     request->order = ++table->arrivals;
     table->count++;

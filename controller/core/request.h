@@ -4,6 +4,7 @@
 
 #include "controller/core/core.h"
 #include "controller/core/safety_tree.h"
+#include <stddef.h>
 #include <stdint.h>
 
 // The request table: every request from arrival to its terminal action.
@@ -31,38 +32,47 @@
 
 enum request_state { REQUEST_FREE, REQUEST_WAITING, REQUEST_PREFILLING, REQUEST_DECODING };
 
+// What every step looks at comes first, so that it is one line of the processor's cache.
 struct request {
-    enum request_state state;
+    uint8_t state;    // enum request_state
     bool paused;
-    bool suspect;    // had work in a plan that was refused, and in none that passed since
-    bool
-        guaranteed;    // never evicted; best-effort ones become it when they were evicted too often
-    uint32_t group;    // index of the group that serves it
+    bool suspect;             // had work in a plan that was refused, and in none that passed since
+    bool guaranteed;          // never evicted; best-effort ones become it once evicted too often
+    bool want_logprobs;       // of spec.sampling
+    uint8_t stop_count;       // of spec.sampling
+    uint16_t resumes;         // times its group was lost
+    uint32_t slot;            // while running
+    uint32_t block_count;     // while running
+    uint32_t known;           // tokens in the log: prompt and outputs
+    uint32_t computed;        // positions whose KV a completed step has written
+    uint32_t planned;         // positions that are computed once all outstanding plans are done
+    uint32_t len_max;         // prompt + output_max, at most the group's sequence limit
+    uint32_t publish_at;      // positions computed at which a block can be found by others
+    int32_t stop_first;       // the first stop token
+    uint32_t prompt_count;    // of spec
+    int32_t *tokens;          // of spec
+    uint64_t answered_seq;    // plan whose result brought its last token
+
+    uint32_t group;          // index of the group that serves it
+    uint32_t prefill_end;    // tokens of the log at admission: chunks end there
+    uint64_t chunk_step;     // of the step that planned its last chunk
     struct core_request spec;
     uint64_t order;    // of arrival, unique
     uint64_t arrived_us;
+    uint64_t admitted_us;    // for the first time; 0 before
     uint64_t deadline_us;    // for the first token; UINT64_MAX: none
     uint64_t held_us;        // since when it cannot be admitted for want of memory; 0: it can
     uint32_t evictions;
-    uint32_t backlog;        // prompt tokens that count as work ahead of others, while it waits
-    uint32_t expected;       // blocks at its end, as the statistical guard guesses
-    uint64_t admitted_us;    // for the first time; 0 before
-    uint32_t known;          // tokens in the log: prompt and outputs
-    uint32_t computed;       // positions whose KV a completed step has written
-    uint32_t planned;        // positions that are computed once all outstanding plans are done
-    uint32_t prefill_end;    // tokens of the log at admission: chunks end there
-    uint64_t chunk_step;     // of the step that planned its last chunk
-    uint32_t len_max;        // prompt + output_max, at most the group's sequence limit
-    uint32_t resumes;        // times its group was lost
-    uint32_t slot;           // while running
-    uint32_t block_count;    // while running
-    uint32_t exclusive;      // of these, held by nobody else: they return when it ends
-    uint32_t cached;         // positions that were found, at this admission
-    uint32_t keys_known;     // keys of its blocks that are made
-    uint32_t published;      // blocks that can be found by others
+    uint32_t backlog;       // prompt tokens that count as work ahead of others, while it waits
+    uint32_t expected;      // blocks at its end, as the statistical guard guesses
+    uint32_t exclusive;     // blocks held by nobody else: they return when it ends
+    uint32_t cached;        // positions that were found, at this admission
+    uint32_t keys_known;    // keys of its blocks that are made
+    uint32_t published;     // blocks that can be found by others
     struct safety_claim claim;    // as registered in the safety tree, while running
     uint32_t next;                // in the free list
 };
+_Static_assert(offsetof(struct request, group) <= 64, "the hot part fits a cache line");
 
 struct request_table;
 
@@ -74,6 +84,8 @@ void request_table_destroy(struct request_table *table);
 uint32_t request_table_add(struct request_table *table, const struct core_request *spec);
 void request_table_remove(struct request_table *table, uint32_t index);
 struct request *request_at(struct request_table *table, uint32_t index);
+// All entries, by index: for passes over many, whose indices are known to be live.
+struct request *request_table_entries(struct request_table *table);
 bool request_is_live(const struct request_table *table, uint32_t index);
 uint32_t request_find(const struct request_table *table, struct request_id id);
 

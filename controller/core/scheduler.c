@@ -21,6 +21,7 @@ enum status scheduler_create(const struct scheduler_options *options, struct sch
         return error_set(err, STATUS_EXHAUSTED, "no memory for a scheduler");
     }
     s->options = *options;
+    s->requests = request_table_entries(options->requests);
     s->slots = memory_array(options->seqs_max, sizeof *s->slots);
     s->free_slots = memory_array(options->seqs_max, sizeof *s->free_slots);
     s->order = memory_array(options->seqs_max, sizeof *s->order);
@@ -130,6 +131,17 @@ uint32_t scheduler_owner(const struct scheduler *s, struct slot_ref ref) {
     return s->slots[ref.slot].request;
 }
 
+// Requests lie far from each other: their first lines are fetched while the next ones are found.
+void scheduler_owners(const struct scheduler *s, const struct result_row *rows, uint32_t row_count,
+                      uint32_t *out) {
+    for (uint32_t i = 0; i < row_count; i++) {
+        out[i] = scheduler_owner(s, rows[i].ref);
+        if (out[i] != REQUEST_NONE) {
+            __builtin_prefetch(&s->requests[out[i]], 1);
+        }
+    }
+}
+
 uint32_t scheduler_slot_request(const struct scheduler *s, uint32_t slot) {
     return slot < s->envelope.seqs ? s->slots[slot].request : REQUEST_NONE;
 }
@@ -195,6 +207,29 @@ static bool fits(const struct scheduler *s, const struct step_share *share) {
     return step_size_fits(&size, &s->allowed);
 }
 
+// The same for a decode row, of which a step has many.
+static bool decode_fits(const struct scheduler *s, uint32_t context, bool want_logprobs) {
+    const struct step_size *size = &s->size;
+    const struct envelope *e = &s->allowed;
+    return size->tokens < e->tokens && size->seqs < e->seqs && size->logit_rows < e->logit_rows &&
+           (!want_logprobs || size->logprob_rows < e->logprob_rows) &&
+           context <= e->attended_tokens_max &&
+           size->attended_tokens + context <= e->attended_tokens;
+}
+
+static void add_decode(struct scheduler *s, uint32_t context, bool want_logprobs) {
+    struct step_size *size = &s->size;
+    size->tokens++;
+    size->seqs++;
+    size->logit_rows++;
+    size->logprob_rows += want_logprobs ? 1 : 0;
+    size->attended_tokens += context;
+    if (context > size->attended_tokens_max) {
+        size->attended_tokens_max = context;
+    }
+    cost_shape_add_decode(&s->shape, context);
+}
+
 bool scheduler_may_run(const struct scheduler *s, const struct request *request) {
     return !s->suspects_only || request->suspect;
 }
@@ -225,6 +260,10 @@ static bool make_room(struct scheduler *s, struct step_plan *plan, uint32_t slot
     struct request *request = scheduler_request(s, slot);
     const struct told *told = &s->slots[slot].told;
     bool crosses = request->planned >= request->block_count * s->block_tokens;
+    if (!crosses && !told->paused && told->blocks == request->block_count) {
+        scheduler_set_paused(s, request, false);
+        return true;    // most often nothing changes
+    }
     if (crosses && !scheduler_take_block(s, slot)) {
         pause_slot(s, plan, slot);
         return false;
@@ -255,14 +294,12 @@ static uint32_t plan_decodes(struct scheduler *s, struct step_plan *plan) {
             continue;
         }
         // Envelope: whoever the step has no place for waits, and so is paused for one step.
-        struct step_share share =
-            step_share_decode(request->planned + 1, request->spec.sampling.want_logprobs);
-        if (!scheduler_may_run(s, request) || !fits(s, &share)) {
+        uint32_t context = request->planned + 1;
+        if (!scheduler_may_run(s, request) || !decode_fits(s, context, request->want_logprobs)) {
             pause_slot(s, plan, slot);
         } else if (make_room(s, plan, slot)) {
-            step_size_add(&s->size, &share);
-            request->planned++;
-            cost_shape_add_decode(&s->shape, request->planned);
+            add_decode(s, context, request->want_logprobs);
+            request->planned = context;
             rows++;
         }
     }
@@ -553,12 +590,14 @@ static void grow_back(struct scheduler *s) {
 }
 
 void scheduler_advance(struct scheduler *s, uint32_t index, uint32_t position) {
-    struct request *request = request_at(s->options.requests, index);
+    struct request *request = &s->requests[index];
     INVARIANT(position <= request->planned);
     scheduler_set_suspect(s, request, false);
     if (position > request->computed) {
         request->computed = position;
-        scheduler_publish(s, request);
+        if (position >= request->publish_at) {
+            scheduler_publish(s, request);
+        }
     }
 }
 
@@ -599,6 +638,7 @@ static void leave_slot(struct scheduler *s, struct request *request) {
     request->computed = 0;
     request->cached = 0;
     request->published = 0;
+    request->publish_at = UINT32_MAX;
     request->planned = 0;
 }
 
@@ -747,15 +787,18 @@ const struct cost_model *scheduler_cost(const struct scheduler *s) {
 }
 
 void scheduler_count(const struct scheduler *s, struct scheduler_counts *out) {
-    *out =
-        (struct scheduler_counts){.evictions = s->evictions, .evicted_tokens = s->evicted_tokens};
+    *out = (struct scheduler_counts){0};
     for (uint32_t i = 0; i < s->running; i++) {
-        const struct request *request =
-            request_at(s->options.requests, s->slots[s->order[i]].request);
+        const struct request *request = &s->requests[s->slots[s->order[i]].request];
         out->prefilling += request->state == REQUEST_PREFILLING ? 1 : 0;
         out->decoding += request->state == REQUEST_DECODING ? 1 : 0;
         out->paused += request->paused ? 1 : 0;
     }
+}
+
+void scheduler_evictions(const struct scheduler *s, uint64_t *count, uint64_t *tokens) {
+    *count = s->evictions;
+    *tokens = s->evicted_tokens;
 }
 
 void scheduler_audit(const struct scheduler *s) {

@@ -132,14 +132,20 @@ void scheduler_learn_output(struct scheduler *scheduler, enum request_class clas
 // Which request a result row belongs to, or REQUEST_NONE when the slot has moved on.
 uint32_t scheduler_owner(const struct scheduler *scheduler, struct slot_ref ref);
 
+// The same for all rows of a result.
+void scheduler_owners(const struct scheduler *scheduler, const struct result_row *rows,
+                      uint32_t row_count, uint32_t *out);
+
 // The request that runs in a slot, or REQUEST_NONE.
 uint32_t scheduler_slot_request(const struct scheduler *scheduler, uint32_t slot);
 
 struct scheduler_counts {
     uint32_t prefilling, decoding, paused;
-    uint64_t evictions, evicted_tokens;    // since it was created
 };
 void scheduler_count(const struct scheduler *scheduler, struct scheduler_counts *out);
+
+// Best-effort requests that had to leave, and what they had computed, since it was created.
+void scheduler_evictions(const struct scheduler *scheduler, uint64_t *count, uint64_t *tokens);
 
 void scheduler_audit(const struct scheduler *scheduler);
 

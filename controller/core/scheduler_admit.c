@@ -137,6 +137,7 @@ void scheduler_publish(struct scheduler *s, struct request *request) {
         kv_blocks_publish(s->options.blocks, ids[request->published],
                           &request->spec.keys[request->published]);
     }
+    request->publish_at = (request->published + 1) * s->block_tokens;
 }
 
 // ---- the line ----------------------------------------------------------------------------------
@@ -290,6 +291,8 @@ static bool try_admit(struct scheduler *s, struct step_plan *plan, uint32_t inde
     request->computed = request->cached;
     request->planned = request->cached;
     request->published = found;
+    request->answered_seq = 0;    // numbers of plans begin anew with an epoch
+    request->publish_at = request->spec.keys == NULL ? UINT32_MAX : (found + 1) * s->block_tokens;
     s->prefill_tokens += request->prefill_end - request->planned;
     s->slots[slot].request = index;
     s->slots[slot].gen++;

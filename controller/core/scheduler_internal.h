@@ -61,6 +61,7 @@ struct move {
 
 struct scheduler {
     struct scheduler_options options;
+    struct request *requests;    // the table's entries
     struct safety_tree *safety;
     struct waiting_line *waiting;
     struct cost_model cost;
@@ -107,7 +108,7 @@ struct scheduler {
 };
 
 static inline struct request *scheduler_request(struct scheduler *s, uint32_t slot) {
-    return request_at(s->options.requests, s->slots[slot].request);
+    return &s->requests[s->slots[slot].request];
 }
 
 static inline uint32_t *scheduler_blocks(struct scheduler *s, uint32_t slot) {

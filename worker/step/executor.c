@@ -21,10 +21,9 @@ struct executor {
 
 uint32_t executor_bucket_count(uint32_t rows_max) {
     uint32_t count = 1;
-    while ((uint32_t)LEDGER_GRAPH_ROWS_MIN << (count - 1) < rows_max) {
+    while (count < LEDGER_GRAPHS && (uint32_t)LEDGER_GRAPH_ROWS_MIN << (count - 1) < rows_max) {
         count++;
     }
-    INVARIANT(count <= LEDGER_GRAPHS);
     return count;
 }
 
@@ -203,10 +202,11 @@ static const struct device_graph *graph_for(const struct executor *executor) {
     }
     uint32_t rows = batch_step(o->batch)->row_count;
     uint32_t bucket = 0;
-    while (executor_bucket_rows(decode_rows_max(executor), bucket) < rows) {
+    while (bucket < LEDGER_GRAPHS &&
+           executor_bucket_rows(decode_rows_max(executor), bucket) < rows) {
         bucket++;
     }
-    return executor->graphs[bucket];
+    return bucket < LEDGER_GRAPHS ? executor->graphs[bucket] : NULL;
 }
 
 static void compute(struct executor *executor) {

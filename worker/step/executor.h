@@ -46,7 +46,8 @@ uint64_t executor_message_bytes(const struct model *model, const struct ops *ops
                                 const struct plan_limits *limits, const struct tiles *tiles);
 
 // Buckets of sequences that decode together: 8, 16, 32 ... up to the first that holds `rows_max`
-// (the fewer of the envelope's sequences and tokens), the last one clipped to it.
+// (the fewer of the envelope's sequences and tokens), the last one clipped to it. Steps of more
+// than 1024 sequences run eagerly.
 uint32_t executor_bucket_count(uint32_t rows_max);
 uint32_t executor_bucket_rows(uint32_t rows_max, uint32_t bucket);
 // Launches of the step that a bucket captures, by the measure reader.
