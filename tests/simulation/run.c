@@ -226,7 +226,8 @@ int main(int argc, char **argv) {
     }
     if (options.list) {
         for (uint32_t i = 0; i < scenario_count; i++) {
-            printf("%-24s %s\n", scenarios[i].name, scenarios[i].claim);
+            printf("%-20s %-4s %s\n", scenarios[i].name, scenarios[i].open ? "open" : "holds",
+                   scenarios[i].claim);
         }
         return 0;
     }

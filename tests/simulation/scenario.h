@@ -33,6 +33,7 @@ struct scenario {
     const char *name;
     void (*run)(struct scenario_run *run);
     const char *claim;
+    bool open;    // it does not hold yet: run by name only
 };
 
 extern const struct scenario scenarios[];
@@ -70,6 +71,14 @@ void scenario_client_gone(struct scenario_run *run);
 // scenario_prefill.c: who waits for whose prompt
 void scenario_prompt_alone(struct scenario_run *run);
 void scenario_cache_cold(struct scenario_run *run);
+void scenario_head_of_line(struct scenario_run *run);
+// scenario_class.c: who gives way to whom
+void scenario_priority(struct scenario_run *run);
+void scenario_priority_slots(struct scenario_run *run);
+// scenario_fleet.c: several groups
+void scenario_group_away(struct scenario_run *run);
+void scenario_fleet_cache(struct scenario_run *run);
+void scenario_fleet_nodes(struct scenario_run *run);
 // scenario_policy.c: beside other policies, on recorded traffic
 void scenario_policy_azure(struct scenario_run *run);
 void scenario_policy_mooncake(struct scenario_run *run);

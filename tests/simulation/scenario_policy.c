@@ -47,7 +47,8 @@ static double run_model(struct scenario_run *run, const struct comparison *c,
     sim_policy_run(&(struct sim_policy_options){.policy = policy,
                                                 .machine = scenario_limits(&c->machine),
                                                 .cost = scenario_cost(1.0),
-                                                .contended_tokens = BOUND_PREFILL_CONTENDED_TOKENS,
+                                                .beside_us = 100e3,
+                                                .alone_us = 500e3,
                                                 .until_us = c->until_us},
                    &source, &result);
     double rate = decode_rate(result.decode_rows, result.steps);

@@ -40,6 +40,60 @@ void scenario_prompt_alone(struct scenario_run *run) {
     sim_world_destroy(world);
 }
 
+// ---- a very long prompt ------------------------------------------------------------------------
+
+enum { STREAM, SHORT, LONG };
+
+static double short_alone_us(const struct scenario_run *run) {
+    struct sim_world_options options = world_of(run);
+    struct sim_world *world = sim_world_create(&options);
+    struct sim_spec spec = scenario_client(SECOND_US, 101, 50);
+    uint32_t client = sim_world_submit(world, &spec);
+    sim_world_run(world, 10 * SECOND_US);
+    double us = (double)(sim_client_at(&world->clients, client)->first_us - spec.at_us);
+    sim_world_destroy(world);
+    return us;
+}
+
+// A prompt of 600,000 tokens comes while one stream decodes; then requests of 101 tokens. Where one
+// prompt may have every step they wait 82 s (ATOM#1835), and the stream falls from 270 to 6.6
+// tokens per second (vllm#57413). Here a short one waits for the plans that are out and for its
+// own step, and no step with a decoding row is longer than the target between two tokens.
+void scenario_head_of_line(struct scenario_run *run) {
+    enum { SHORTS = 20 };
+    struct sim_world_options options = world_of(run);
+    double target_us = 100e3;    // of the policy, between two tokens
+    double alone_us = short_alone_us(run);
+    struct sim_world *world = sim_world_create(&options);
+    struct sim_spec stream = scenario_client(0, 100, 20000);
+    struct sim_spec huge = scenario_client(SECOND_US, 600 * 1000, 10);
+    huge.label = LONG;
+    sim_world_submit(world, &stream);
+    uint32_t client = sim_world_submit(world, &huge);
+    for (uint32_t i = 0; i < SHORTS; i++) {
+        struct sim_spec spec =
+            scenario_client((2 + 2 * i) * (uint64_t)SECOND_US + i * 7001, 101, 50);
+        spec.label = SHORT;
+        sim_world_submit(world, &spec);
+    }
+    sim_world_run_until(world, client, SIM_CLIENT_ENDED, 600ull * SECOND_US);
+    SIM_CHECK(sim_client_at(&world->clients, client)->first_us > 2ull * SHORTS * SECOND_US,
+              "the long prompt is done before the short ones have come");
+    double worst = (double)sim_clients_quantile(&world->clients, SIM_MEASURE_TTFT, SHORT, 1.0);
+    double gap = (double)sim_clients_quantile(&world->clients, SIM_MEASURE_GAP, STREAM, 1.0);
+    scenario_figure(run, "short_ttft_alone_ms", alone_us / 1000);
+    scenario_at_most(run, "short_ttft_ms_max", worst / 1000,
+                     (1.2 * alone_us + 2 * 1.1 * target_us) / 1000);
+    scenario_at_most(run, "stream_gap_ms_max", gap / 1000, 1.1 * target_us / 1000);
+    scenario_figure(run, "long_ttft_s",
+                    (double)(sim_client_at(&world->clients, client)->first_us - huge.at_us) /
+                        SECOND_US);
+    sim_world_drain(world, sim_world_serial_us(world));
+    scenario_no_recompute(run, world);
+    scenario_add(run, world);
+    sim_world_destroy(world);
+}
+
 // ---- nothing of it is cached -------------------------------------------------------------------
 
 enum label { WARM, COLD };

@@ -113,6 +113,7 @@ void scenario_swarm(struct scenario_run *run) {
         .faults = draw_faults(&rng),
         .faults_until_us = (uint64_t)(until_s * 1e6),
     };
+    options.audit_every = options.groups;    // an audit walks all of them, a tick moves one
     narrow_envelope(&rng, &options.machine.envelope);
     struct sim_traffic traffic;
     struct sim_traffic_options clients = draw_traffic(&rng, &options.machine, scale, until_s);

@@ -32,7 +32,7 @@ echo "simulation: links $(wc -l <"$out/tests/simulation/core.symbols") functions
 # ---- scenarios, each twice ------------------------------------------------------------------------------------
 traces=${3:-../shared/traces}
 [ -d "$traces" ] && [ "$seconds" -gt 100 ] || traces=tests/simulation
-for scenario in $("$run" --list | awk '$1 != "swarm" { print $1 }'); do
+for scenario in $("$run" --list | awk '$2 == "holds" && $1 != "swarm" { print $1 }'); do
     "$run" --scenario "$scenario" --seed 1 --traces "$traces" --twice
 done
 
@@ -40,5 +40,5 @@ done
 jobs=$(nproc 2>/dev/null || echo 2)
 rest=$(left)
 [ "$rest" -gt 10 ] || rest=10
-"$run" --campaign --seconds $((rest / 2)) --jobs "$jobs" --first 0
-"$run" --campaign --seconds $((rest / 2)) --jobs "$jobs" --first 0 --full --hours 0.1
+"$run" --campaign --seconds $((rest * 3 / 4)) --jobs "$jobs" --first 0
+"$run" --campaign --seconds $((rest / 4)) --jobs "$jobs" --first 0 --full --hours 0.1

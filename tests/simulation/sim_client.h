@@ -65,6 +65,7 @@ struct sim_client {
     uint32_t losses;       // of the group it ran in
     uint32_t prefilled;    // tokens computed for it in chunks
     uint32_t cached;       // tokens of its last admission that were found
+    uint32_t found;        // of its prompt, at its first admission
     bool cancelled, stopped;
     bool announced;           // admitted for the first time
     uint32_t slot;            // in its group

@@ -205,6 +205,34 @@ static void decode(struct model *m, struct shape *shape) {
     }
 }
 
+static double shape_us(const struct model *m, const struct shape *shape) {
+    const struct sim_cost *cost = &m->options.cost;
+    return cost->step_us + cost->prefill_token_us * shape->tokens +
+           cost->decode_row_us * shape->rows + cost->prefill_pair_us * shape->pairs +
+           cost->decode_context_us * shape->contexts;
+}
+
+// The most of `tokens` for which the step has time; a block goes on in any case.
+static uint32_t in_time(const struct model *m, const struct shape *shape, uint32_t start,
+                        uint32_t tokens) {
+    double budget_us = shape->rows > 0 ? m->options.beside_us : m->options.alone_us;
+    uint32_t good = 0, bad = tokens + 1;
+    while (good + 1 < bad) {
+        uint32_t next = good + (bad - good) / 2;
+        struct shape trial = *shape;
+        trial.tokens += next;
+        trial.pairs += (double)next * (start + 0.5 * next);
+        if (shape_us(m, &trial) <= budget_us) {
+            good = next;
+        } else {
+            bad = next;
+        }
+    }
+    uint32_t least = m->options.machine.block_tokens;
+    least = least < tokens ? least : tokens;
+    return good < least && shape->tokens == 0 ? least : good;
+}
+
 static uint32_t prefill(struct model *m, struct shape *shape, uint32_t from, uint32_t budget) {
     for (uint32_t i = from; i < m->running_count && budget > 0; i++) {
         struct job *job = &m->jobs[m->running[i]];
@@ -212,7 +240,10 @@ static uint32_t prefill(struct model *m, struct shape *shape, uint32_t from, uin
             continue;
         }
         uint32_t tokens = job->target - job->computed;
-        tokens = tokens < budget ? tokens : budget;
+        tokens = in_time(m, shape, job->computed, tokens < budget ? tokens : budget);
+        if (tokens == 0) {
+            return 0;
+        }
         shape->pairs += (double)tokens * (job->computed + 0.5 * tokens);
         shape->tokens += tokens;
         job->computed += tokens;
@@ -254,19 +285,12 @@ static void draw(struct model *m) {
 }
 
 static void step(struct model *m) {
-    const struct sim_cost *cost = &m->options.cost;
     struct shape shape = {0};
     decode(m, &shape);
     uint32_t budget = m->options.machine.envelope.tokens - shape.rows;
-    if (shape.rows > 0 && budget > m->options.contended_tokens) {
-        budget = m->options.contended_tokens;
-    }
     budget = prefill(m, &shape, 0, budget);
     admit(m, &shape, budget);
-    double us = cost->step_us + cost->prefill_token_us * shape.tokens +
-                cost->decode_row_us * shape.rows + cost->prefill_pair_us * shape.pairs +
-                cost->decode_context_us * shape.contexts;
-    m->now_us += (uint64_t)us;
+    m->now_us += (uint64_t)shape_us(m, &shape);
     m->result.steps++;
     m->result.decode_rows += shape.rows;
     m->result.prefill_tokens += shape.tokens;

@@ -29,7 +29,7 @@ struct sim_policy_options {
     enum sim_policy policy;
     struct plan_limits machine;
     struct sim_cost cost;
-    uint32_t contended_tokens;    // of prompts in a step with decodes
+    double beside_us, alone_us;    // a step with decoding rows may take, and one of prompts alone
     uint64_t until_us;
 };
 

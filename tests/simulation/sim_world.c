@@ -427,6 +427,7 @@ static void on_admitted(void *ctx, uint64_t id, uint32_t cached_tokens) {
     client->admitted_us = world->now_us;
     world->admitted_tokens += client->spec.prompt_count;
     world->found_tokens += cached_tokens;
+    client->found = cached_tokens;
 }
 
 static void on_token(void *ctx, uint64_t id, const struct result_row *row) {
