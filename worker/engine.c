@@ -120,8 +120,8 @@ static enum status open_device(struct engine *engine, struct error *err) {
     uint64_t device = o->device_memory > 0 ? (uint64_t)o->device_memory : present;
     if (device > present) {
         return error_set(err, STATUS_INVALID,
-                         "--device-memory %lld is more than the %llu bytes of this machine",
-                         (long long)o->device_memory, (unsigned long long)present);
+                         "--device-memory %lld is more than the %llu bytes of device '%s'",
+                         (long long)o->device_memory, (unsigned long long)present, o->device);
     }
     // Where a default says how much KV there is, the budget follows from the lines.
     bool open_ended = o->device_memory == 0 && engine->table->kv_bytes_default > 0;
@@ -230,9 +230,9 @@ static void seal_now(const struct engine *engine, struct seal *out) {
     const struct envelope *e = &engine->plan.limits.envelope;
     char text[1024];
     int bytes = snprintf(
-        text, sizeof text, "%s|%s|%s|%s|%u|%llu|%llu|%lld|%lld|%d|%u|%u|%u|%u|%u|%lld|%d",
-        VERSION_BUILD, engine->digest, o->device, engine->table->ops(engine->device)->name,
-        engine->table->ctx(engine->device)->thread_count,
+        text, sizeof text, "%s|%s|%u|%s|%s|%u|%llu|%llu|%lld|%lld|%d|%u|%u|%u|%u|%u|%lld|%d",
+        VERSION_BUILD, engine->digest, model_view(engine->model)->shard.world, o->device,
+        engine->table->ops(engine->device)->name, engine->table->ctx(engine->device)->thread_count,
         (unsigned long long)engine->ledger.device_bytes,
         (unsigned long long)engine->ledger.budget_bytes, (long long)o->kv_bytes,
         (long long)o->memory_margin, (int)o->kv_dtype, o->block_tokens, e->tokens, e->seqs,
@@ -264,7 +264,7 @@ static void write_seal(struct engine *engine) {
     struct error err = {0};
     if (engine->options.seal_dir != NULL && !engine->proven &&
         seal_write(engine->options.seal_dir, &seal, &err) != STATUS_OK) {
-        log_failure("engine", &err);    // the next start rehearses again
+        log_warn("engine", "the next start rehearses again: %s", err.message);
     }
 }
 

@@ -5,6 +5,7 @@
 #include "common/mapped_file.h"
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -77,14 +78,30 @@ bool seal_read(const char *dir, const char *digest, struct seal *out) {
     return good;
 }
 
+// The file that will take the seal's place, open for writing; its name replaces the X of `path`.
+static FILE *create_fresh(const char *dir, char *path) {
+    if (mkdir(dir, 0700) != 0 && errno != EEXIST) {
+        return NULL;
+    }
+    // A name that nobody else has: two starts may write the same seal at once, and where others may
+    // write too, a name known before could be a link to another file of ours.
+    int fd = mkstemp(path);
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "w");
+    if (fd >= 0 && file == NULL) {
+        close(fd);
+        unlink(path);
+    }
+    return file;
+}
+
 enum status seal_write(const char *dir, const struct seal *seal, struct error *err) {
     char path[PATH_BYTES], fresh[PATH_BYTES];
-    if (!path_of(dir, seal->digest, "", path) || !path_of(dir, seal->digest, ".new", fresh)) {
+    if (!path_of(dir, seal->digest, "", path) || !path_of(dir, seal->digest, ".XXXXXX", fresh)) {
         return error_set(err, STATUS_INVALID, "the seal directory's name is too long");
     }
-    FILE *file = fopen(fresh, "w");
+    FILE *file = create_fresh(dir, fresh);
     if (file == NULL) {
-        return error_set_os(err, STATUS_IO, "seal '%s' cannot be written", fresh);
+        return error_set_os(err, STATUS_IO, "seal '%s' cannot be written", path);
     }
     fprintf(file, "{\"digest\":\"%s\",\"lines\":{", seal->digest);
     for (unsigned i = 0; i < LEDGER_COUNT; i++) {

@@ -31,7 +31,8 @@ bool seal_covers(const struct seal *before, const struct seal *now);
 bool seal_default_dir(char *out, size_t out_bytes);
 
 bool seal_read(const char *dir, const char *digest, struct seal *out);
-// Replaces the file whole: a reader sees the old or the new one.
+// Makes the directory where it is missing, mode 0700. Replaces the file whole: a reader sees the
+// old or the new one.
 enum status seal_write(const char *dir, const struct seal *seal, struct error *err) MUST_USE;
 
 #endif

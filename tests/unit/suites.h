@@ -39,6 +39,7 @@
     X("worker/device/thread_pool", suite_thread_pool)                                              \
     X("worker/device/device_cpu", suite_device_cpu)                                                \
     X("worker/step/executor", suite_executor)                                                      \
+    X("worker/seal", suite_seal)                                                                   \
     X("worker/engine_start", suite_engine_start)                                                   \
     X("worker/engine", suite_engine)                                                               \
     X("worker/plan_report", suite_plan_report)                                                     \

@@ -358,6 +358,10 @@ START_TEST(a_seal_tells_the_next_plan_what_was_found) {
     for (unsigned i = 0; i < LEDGER_COUNT; i++) {
         ck_assert_uint_eq(after.lines[i].bytes, engine_ledger(engine)->bytes[i]);
     }
+    // It says nothing of a group.
+    options.shard = (struct model_shard){0, 2};
+    ck_assert(!plan_with_path(options.model_path, &options).from_seal);
+    options.shard = (struct model_shard){0, 1};
     // Another start finds the same: what libraries take at first use is not taken late.
     uint32_t blocks = engine_capacity(engine)->kv_blocks;
     engine_destroy(engine);
