@@ -614,3 +614,12 @@ void json_write(const struct json *value, const struct json_write_options *optio
     }
     write_value(unwrap(value), options != NULL ? options : &compact, 0, out);
 }
+
+void json_write_failure(struct buf *out, const struct error *err) {
+    buf_printf(out, "\"code\":\"%s\",\"reason\":", status_name(err->status));
+    json_write_string(out, err->message, strlen(err->message));
+    if (err->hint[0] != '\0') {
+        buf_append_str(out, ",\"hint\":");
+        json_write_string(out, err->hint, strlen(err->hint));
+    }
+}

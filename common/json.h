@@ -103,5 +103,8 @@ void json_write_string(struct buf *out, const char *bytes, size_t byte_count);
 // becomes -9999.0 or 9999.0, NaN becomes null.
 void json_write_float(struct buf *out, float value);
 void json_write_double(struct buf *out, double value);    // 17 digits at most
+// Members of an object that says why something failed: "code", "reason" and, where there is one,
+// "hint".
+void json_write_failure(struct buf *out, const struct error *err);
 
 #endif

@@ -2,6 +2,7 @@
 // tare-worker: one daemon per device. The parent holds memory, the child computes.
 #include "common/config.h"
 #include "common/exit_code.h"
+#include "common/json.h"
 #include "common/log.h"
 #include "worker/device/device_sim.h"
 #include "worker/holder.h"
@@ -47,7 +48,7 @@ enum { SEAL_DIR_BYTES = 64 };
 static const char *seal_dir(const struct config *config, char room[SEAL_DIR_BYTES]) {
     const char *given = config_string(config, OPTION_SEAL_DIR);
     if (given != NULL) {
-        return strcmp(given, "off") == 0 ? NULL : given;
+        return given[0] == '\0' || strcmp(given, "off") == 0 ? NULL : given;
     }
     return seal_default_dir(room, SEAL_DIR_BYTES) ? room : NULL;
 }
@@ -109,12 +110,17 @@ static int run_child(const struct config *config, const struct holder_fds *fds) 
     return worker_run(&options);
 }
 
-static int leave(enum status status, const struct error *err) {
-    if (status == STATUS_OK) {
-        return EXIT_CODE_OK;
-    }
-    error_print("tare-worker", err);
-    return (int)exit_code_for(status);
+static bool plans_as_json(const struct config *config) {
+    return strcmp(config_string(config, OPTION_PLAN), "json") == 0;
+}
+
+// Whoever asked for JSON gets one object, also where there is nothing to report.
+static void print_failure(const struct error *err) {
+    struct buf text;
+    buf_init(&text, 16 * 1024);
+    json_write_failure(&text, err);
+    printf("{\"fits\":false,%s}\n", buf_cstr(&text));
+    buf_deinit(&text);
 }
 
 // --check and --plan: the model and the memory it would take, nothing loaded.
@@ -128,7 +134,7 @@ static int run_plan(const struct config *config) {
         options.device = name;
     }
     options.seal_dir = seal_dir(config, room);
-    bool json = strcmp(config_string(config, OPTION_PLAN), "json") == 0;
+    bool json = plans_as_json(config);
     struct buf text;
     struct error err = {0};
     buf_init(&text, 256 * 1024);
@@ -142,9 +148,15 @@ static int run_plan(const struct config *config) {
     if (status == STATUS_OK) {
         status = plan_report(&options, json ? PLAN_FORMAT_JSON : PLAN_FORMAT_TEXT, &text, &err);
     }
+    if (status != STATUS_OK && json && text.bytes_used == 0) {
+        print_failure(&err);
+    }
     fputs(buf_cstr(&text), stdout);
     buf_deinit(&text);
-    return leave(status, &err);
+    if (status != STATUS_OK) {
+        error_print("tare-worker", &err);
+    }
+    return (int)exit_code_for(status);
 }
 
 static bool plans_only(const struct config *config) {
@@ -204,6 +216,9 @@ int main(int argc, char **argv) {
         code = EXIT_CODE_USAGE;
     }
     if (status != STATUS_OK) {
+        if (config != NULL && plans_as_json(config)) {
+            print_failure(&err);
+        }
         error_print("tare-worker", &err);
         config_destroy(config);
         return code;
@@ -222,6 +237,7 @@ int main(int argc, char **argv) {
         return code;
     }
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);    // a limit on file sizes is an error to be named (ulimit -f)
     if (child) {
         install_signals();
         holder_unblock_signals();

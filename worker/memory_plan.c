@@ -157,8 +157,8 @@ static enum status try_lines(const struct memory_plan *plan, const struct memory
     struct memory_ledger trial = *ledger;
     uint64_t weights = memory_plan_weight_bytes(plan), have = memory_ledger_free(ledger);
     if (weights > have) {
-        error_hint(err, "spread the model over more ranks with --tensor-parallel-size, or take one "
-                        "with smaller weights");
+        error_hint(err, "raise --device-memory or --gpu-memory-utilization, spread the model over "
+                        "more ranks with --tensor-parallel-size, or take one with smaller weights");
         return error_set(err, STATUS_EXHAUSTED,
                          "ledger line 'weights' needs %.1f MiB, %.1f MiB of the budget of %.1f MiB "
                          "are free: %.1f MiB (%llu bytes) are missing",

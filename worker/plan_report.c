@@ -437,8 +437,8 @@ static void write_json(const struct report *report, struct buf *out) {
     if (report->status == STATUS_OK) {
         write_json_capacity(report, out);
     } else {
-        buf_append_str(out, ",\"reason\":");
-        write_string(out, report->err.message);
+        buf_append_str(out, ",");
+        json_write_failure(out, &report->err);
         if (report->ranks_needed > 0) {
             buf_printf(out, ",\"tensor_parallel_size_needed\":%u", report->ranks_needed);
         }

@@ -3,37 +3,60 @@
 
 #include "common/config.h"
 #include "common/exit_code.h"
+#include "common/json.h"
 #include "controller/cli/program.h"
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+static const char HELP_JSON[] =
+    "plan\n"
+    "  --json                           one JSON object in place of the tables, also on failure\n";
+
 // Takes the verb's own word out of the arguments, which otherwise are those of `tare serve`.
 static bool take_word(int *argc, char **argv, const char *word) {
+    int kept = 1;
     for (int i = 1; i < *argc; i++) {
-        if (strcmp(argv[i], word) == 0) {
-            memmove(argv + i, argv + i + 1, (size_t)(*argc - i) * sizeof *argv);
-            --*argc;
-            return true;
+        if (strcmp(argv[i], word) != 0) {
+            argv[kept++] = argv[i];
         }
     }
-    return false;
+    bool found = kept < *argc;
+    argv[kept] = NULL;
+    *argc = kept;
+    return found;
 }
 
-static int become_worker(const struct config *config, const char *format) {
+static bool asks_for_help(int argc, char **argv) {
+    return argc > 1 && (strcmp(argv[argc - 1], "--help") == 0 || strcmp(argv[argc - 1], "-h") == 0);
+}
+
+// Whoever asked for JSON gets one object, also where there is nothing to report.
+static void show_failure(const struct error *err, bool json) {
+    if (json) {
+        struct buf text;
+        buf_init(&text, 16 * 1024);
+        json_write_failure(&text, err);
+        printf("{\"fits\":false,%s}\n", buf_cstr(&text));
+        buf_deinit(&text);
+    }
+    error_print("tare plan", err);
+}
+
+static int become_worker(const struct config *config, bool json, struct error *err) {
     if (config_string(config, OPTION_MODEL) == NULL) {
-        fputs("tare plan: no model given; "
-              "usage: tare plan MODEL [--json] [options of tare serve]\n",
-              stderr);
+        (void)error_set(err, STATUS_INVALID,
+                        "no model given; usage: tare plan MODEL [--json] [options of tare serve]");
         return EXIT_CODE_USAGE;
     }
     struct buf flags;
     buf_init(&flags, 1024 * 1024);
     config_forward(config, OPTION_PROGRAM_WORKER, &flags);
     if (buf_status(&flags) == STATUS_OK) {
-        program_exec("tare-worker", &flags, format, NULL);
+        program_exec("tare-worker", &flags, json ? "--plan=json" : "--plan=text", NULL);
+        (void)error_set(err, STATUS_NOT_FOUND, "tare-worker cannot be executed");
     } else {
-        fputs("tare plan: the flags are too long\n", stderr);
+        (void)error_set(err, STATUS_EXHAUSTED, "the flags are too long");
     }
     buf_deinit(&flags);
     return EXIT_CODE_OS;
@@ -50,10 +73,14 @@ int plan_run(int argc, char **argv) {
     int code = (int)config_exit_code(status);
     if (status == STATUS_OK && config == NULL) {
         fputs(buf_cstr(&text), stdout);
-    } else if (status != STATUS_OK) {
-        error_print("tare plan", &err);
+        if (asks_for_help(argc, argv)) {
+            fputs(HELP_JSON, stdout);
+        }
     } else {
-        code = become_worker(config, json ? "--plan=json" : "--plan=text");
+        if (status == STATUS_OK) {
+            code = become_worker(config, json, &err);
+        }
+        show_failure(&err, json);
     }
     buf_deinit(&text);
     config_destroy(config);

@@ -312,6 +312,7 @@ static int run_check(struct serve *serve) {
 
 static int run(struct serve *serve) {
     struct error err = {0};
+    signal(SIGXFSZ, SIG_IGN);    // a log file at its limit ends nobody; children inherit this
     sigemptyset(&serve->watched);
     sigaddset(&serve->watched, SIGINT);
     sigaddset(&serve->watched, SIGTERM);

@@ -181,4 +181,28 @@ expect 65 bin/tare serve "$demo" --tp 2 --check
 expect 65 bin/tare serve "$demo" --role decode
 expect 65 bin/tare serve deploy/models/Qwen3-8B
 grep -q 'no weights, only shapes' "$work/out" || { cat "$work/out"; exit 1; }
+
+part "tare plan --json answers with one object, whatever the end"
+object() {
+    want=$1; shift; code=0
+    bin/tare plan "$@" --json >"$work/plan.json" 2>/dev/null || code=$?
+    [ $code = "$want" ] || { echo "plan $*: code $code, not $want"; exit 1; }
+    "$python" - "$work/plan.json" <<'CLAIMS'
+import json, sys
+answer = json.load(open(sys.argv[1]))
+assert answer["fits"] is False and answer["reason"] and answer["code"], answer
+CLAIMS
+}
+object 64
+object 64 "$demo" --no-such-flag
+object 64 "$demo" --block-size 48
+object 65 "$demo" --device h201
+object 65 "$work/cut.gguf"
+object 66 Qwen3-8B-of-nobody
+object 69 "$demo" --device-memory 1
+object 78 "$demo" --config "$work/bad.yaml"
+
+part "a limit on file sizes is named, and kills nobody"
+(ulimit -f 1024; exec bin/tare serve "$demo" --port 0 --seal-dir off) 2>&1 | cat >"$work/out"
+grep -q "memory of 'weights.*ulimit -f" "$work/out" || { cat "$work/out"; exit 1; }
 echo "e2e: $passed parts passed"

@@ -157,12 +157,14 @@ static enum status cpu_reserve(struct device *device, enum ledger_id line, size_
     struct stat info;
     if (fd >= 0 && (fstat(fd, &info) != 0 ||
                     ((uint64_t)info.st_size < bytes && ftruncate(fd, (off_t)bytes) != 0))) {
+        error_hint(err, "raise the limit on file sizes (ulimit -f): it counts for memory files");
         return error_set_os(err, STATUS_IO, "memory of '%s' cannot grow to %zu bytes",
                             memory_ledger_name(line), bytes);
     }
     int flags = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void *base = mmap(NULL, bytes, PROT_NONE, flags, fd, 0);
     if (base == MAP_FAILED) {
+        error_hint(err, "raise the limit on address space (ulimit -v)");
         return error_set_os(err, STATUS_EXHAUSTED, "%zu bytes of addresses for '%s'", bytes,
                             memory_ledger_name(line));
     }

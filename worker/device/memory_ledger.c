@@ -37,12 +37,23 @@ uint64_t memory_ledger_free(const struct memory_ledger *ledger) {
     return ledger->budget_bytes - used;
 }
 
+static const char *what_to_lower(enum ledger_id id) {
+    switch (id) {
+    case LEDGER_KV:
+        return "--kv-cache-memory-bytes";
+    case LEDGER_GUARD:
+        return "--memory-margin";
+    default:
+        return "--max-num-batched-tokens, --max-num-seqs or --max-model-len";
+    }
+}
+
 enum status memory_ledger_charge(struct memory_ledger *ledger, enum ledger_id id, uint64_t bytes,
                                  struct error *err) {
     uint64_t have = memory_ledger_free(ledger);
     if (bytes > have) {
-        error_hint(err, "raise --device-memory or --gpu-memory-utilization, or lower "
-                        "--max-num-batched-tokens, --max-num-seqs or --max-model-len");
+        error_hint(err, "raise --device-memory or --gpu-memory-utilization, or lower %s",
+                   what_to_lower(id));
         return error_set(err, STATUS_EXHAUSTED,
                          "ledger line '%s' needs %.1f MiB, %.1f MiB of the budget of %.1f MiB are "
                          "free: %.1f MiB (%llu bytes) are missing",

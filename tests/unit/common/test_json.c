@@ -127,6 +127,22 @@ START_TEST(numbers_that_json_cannot_say_are_replaced) {
 }
 END_TEST
 
+START_TEST(a_failure_is_code_reason_and_hint) {
+    struct buf out;
+    struct error err = {0};
+    buf_init(&out, 1024);
+    (void)error_set(&err, STATUS_NOT_FOUND, "no file \"x\"");
+    json_write_failure(&out, &err);
+    ck_assert_str_eq(buf_cstr(&out), "\"code\":\"NOT_FOUND\",\"reason\":\"no file \\\"x\\\"\"");
+    buf_reset(&out);
+    error_hint(&err, "make one");
+    json_write_failure(&out, &err);
+    ck_assert_str_eq(buf_cstr(&out), "\"code\":\"NOT_FOUND\",\"reason\":\"no file \\\"x\\\"\","
+                                     "\"hint\":\"make one\"");
+    buf_deinit(&out);
+}
+END_TEST
+
 Suite *suite_json(void) {
     Suite *suite = suite_create("common/json");
     TCase *tc = tcase_create("all");
@@ -137,6 +153,7 @@ Suite *suite_json(void) {
     tcase_add_test(tc, written_strings_are_one_safe_line);
     tcase_add_test(tc, values_are_written_as_python_does);
     tcase_add_test(tc, numbers_that_json_cannot_say_are_replaced);
+    tcase_add_test(tc, a_failure_is_code_reason_and_hint);
     suite_add_tcase(suite, tc);
     return suite;
 }

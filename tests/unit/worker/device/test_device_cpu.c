@@ -185,6 +185,25 @@ START_TEST(a_line_above_its_plan_is_named) {
 }
 END_TEST
 
+START_TEST(what_does_not_fit_says_what_to_change_for_its_line) {
+    static const struct {
+        enum ledger_id line;
+        const char *remedy;
+    } cases[] = {{LEDGER_KV, "lower --kv-cache-memory-bytes"},
+                 {LEDGER_GUARD, "lower --memory-margin"},
+                 {LEDGER_STEP, "lower --max-num-batched-tokens"}};
+    struct memory_ledger ledger;
+    memory_ledger_init(&ledger, 1000, 1000);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct error err = {0};
+        ck_assert_int_eq(memory_ledger_charge(&ledger, cases[i].line, 1001, &err),
+                         STATUS_EXHAUSTED);
+        ck_assert_ptr_nonnull(strstr(err.message, "(1 bytes) are missing"));
+        ck_assert_ptr_nonnull(strstr(err.hint, cases[i].remedy));
+    }
+}
+END_TEST
+
 Suite *suite_device_cpu(void) {
     Suite *suite = suite_create("worker/device/device_cpu");
     TCase *tc = tcase_create("all");
@@ -195,6 +214,7 @@ Suite *suite_device_cpu(void) {
     tcase_add_test(tc, any_order_of_growing_and_shrinking_returns_to_the_same_byte);
     tcase_add_test(tc, a_pool_gives_back_what_others_need_and_little_more);
     tcase_add_test(tc, a_line_above_its_plan_is_named);
+    tcase_add_test(tc, what_does_not_fit_says_what_to_change_for_its_line);
     suite_add_tcase(suite, tc);
     return suite;
 }
