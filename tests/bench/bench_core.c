@@ -49,8 +49,8 @@ struct bench {
     uint32_t free_count, ended;
     struct slot *slots;
     struct result_row *rows;
-    struct buf results[RANKS];           // encoded
-    struct buf rings[RANKS][RING];       // where sends go
+    struct buf results[RANKS];        // encoded
+    struct buf rings[RANKS][RING];    // where sends go
     uint32_t ring_at;
     struct arena arena, scratch;
     struct buf frame;
@@ -345,8 +345,7 @@ static void run_size(uint32_t running, uint32_t turns, bool timed) {
                 codec_result_decode(&header, body, &b.arena, &decoded, &err) != STATUS_OK) {
                 fail("decode", &err);
             }
-            struct core_input result = {.kind = CORE_INPUT_RESULT,
-                                        .result = {.result = &decoded}};
+            struct core_input result = {.kind = CORE_INPUT_RESULT, .result = {.result = &decoded}};
             core_tick(b.core, b.now_us, &result, 1, on_action, &b);
         }
         missing += b.ended;
