@@ -110,6 +110,12 @@
       "validate flags and files, then exit")                                                       \
     X(PLAN, "plan", CHOICE, "off", OPTION_PROGRAM_WORKER, "general", 0, 0, "off text json",        \
       "print what a start would weigh, then exit; `tare plan` is this")                            \
+    X(INPUT_LOG, "input-log", STRING, NULL, OPTION_SC_, "general", 0, 0, NULL,                     \
+      "record everything that scheduling depends on, prompts included, in this file (mode 0600)")  \
+    X(INPUT_LOG_BYTES, "input-log-bytes", INT, "1G", OPTION_SC_, "general", 65536, INT64_MAX,      \
+      NULL, "where the recording ends")                                                            \
+    X(REPLAY, "replay", STRING, NULL, OPTION_PROGRAM_CONTROLLER, "general", 0, 0, NULL,            \
+      "run the scheduler over such a file, compare its plans with the recorded ones, then exit")   \
     X(PRINT_CONFIG, "print-config", BOOL, "false", OPTION_ALL_, "general", 0, 0, NULL,             \
       "print every option, its value and where it came from, then exit")                           \
     X(LOG_LEVEL, "log-level", CHOICE, "info", OPTION_ALL_, "general", 0, 0,                        \

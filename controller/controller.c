@@ -13,6 +13,7 @@
 #include "controller/http/api.h"
 #include "controller/http/background.h"
 #include "controller/http/http_server.h"
+#include "controller/input_log.h"
 #include "controller/keys.h"
 #include "controller/model_text.h"
 #include "controller/net/worker_link.h"
@@ -48,6 +49,7 @@ struct input_queue {
 struct controller {
     const struct config *config;
     struct core *core;
+    struct input_log *input_log;    // NULL: nothing is recorded
     struct api *api;
     struct background *background;
     struct http_server *server;
@@ -154,6 +156,7 @@ static void on_action(void *ctx, const struct core_action *action) {
         api_on_action(c->api, action, now_us);
         break;
     case CORE_ACTION_SEND_PLAN:
+        input_log_plan(c->input_log, action->send.plan);
         if (worker_link_send_plan(c->link, action->send.worker, action->send.plan, &plan_bytes,
                                   &err) == STATUS_OK) {
             stats_plan_sent(c->stats, action->send.plan, plan_bytes);
@@ -198,6 +201,7 @@ static void tick(struct controller *c) {
         c->filling = 1 - c->filling;
         uint64_t begin_us = clock_monotonic_us();
         c->tick_us = begin_us;
+        input_log_tick(c->input_log, begin_us, queue->inputs, queue->count);
         core_tick(c->core, begin_us, queue->inputs, queue->count, on_action, c);
         queue->count = 0;
         queue->request_count = 0;
@@ -523,6 +527,11 @@ static enum status create_core(struct controller *c, struct error *err) {
     };
     core_policy_defaults(&config.policy);
     TRY(draw_secret(config.prefix_secret, sizeof config.prefix_secret, err));
+    const char *path = config_string(c->config, OPTION_INPUT_LOG);
+    if (path != NULL) {
+        uint64_t bytes = (uint64_t)config_int(c->config, OPTION_INPUT_LOG_BYTES);
+        TRY(input_log_create(path, bytes, &config, &c->input_log, err));
+    }
     return core_create(&config, &c->core, err);
 }
 
@@ -719,6 +728,7 @@ void controller_destroy(struct controller *c) {
     api_destroy(c->api);
     stats_destroy(c->stats);
     core_destroy(c->core);
+    input_log_close(c->input_log);
     model_text_close(c->text);
     memory_free(c);
 }

@@ -6,6 +6,7 @@
 #include "common/invariant.h"
 #include "common/log.h"
 #include "controller/controller.h"
+#include "controller/input_log.h"
 #include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
@@ -122,9 +123,22 @@ static int report(enum status status, const struct error *err) {
     return (int)exit_code_for(status);
 }
 
+static int replay(const char *path) {
+    struct buf text;
+    struct error err = {0};
+    buf_init(&text, 1024 * 1024);
+    enum status status = input_log_replay(path, &text, &err);
+    fputs(buf_cstr(&text), stdout);
+    buf_deinit(&text);
+    return status == STATUS_OK ? EXIT_CODE_OK : report(status, &err);
+}
+
 static int run(const struct config *config) {
     struct app app = {0};
     struct error err = {0};
+    if (config_string(config, OPTION_REPLAY) != NULL) {
+        return replay(config_string(config, OPTION_REPLAY));
+    }
     if (config_bool(config, OPTION_CHECK)) {
         enum status checked = controller_check(config, &err);
         return checked == STATUS_OK ? EXIT_CODE_OK : report(checked, &err);

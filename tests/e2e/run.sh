@@ -14,7 +14,7 @@ cleanup() { for one in ${SERVER:-} ${COLD:-}; do kill -KILL "$one" 2>/dev/null |
 trap cleanup EXIT
 
 part "the line that is printed works when pasted"
-start_server "$work/demo.log" "$demo"
+start_server "$work/demo.log" "$demo" --input-log "$work/inputs"
 try=$(sed -n 's/^try *//p' "$work/demo.log")
 sh -c "$try" 2>/dev/null | grep -q 'answer is 4' || { echo "no 4 in the answer to: $try"; exit 1; }
 
@@ -43,6 +43,9 @@ part "hostile clients"
 part "a child that is killed costs a pause and no token"
 "$python" tests/e2e/clients/kill_worker.py "$URL" "$(worker_child)"
 stop_server
+
+part "what was scheduled is scheduled again, plan by plan"
+bin/tare-controller --replay "$work/inputs"
 
 part "the KV pool changes its size under running streams"
 # Every stream computes its own blocks: shared ones would stay where they were computed first.

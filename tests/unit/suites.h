@@ -54,6 +54,7 @@
     X("controller/model_text", suite_model_text)                                                   \
     X("controller/text/tokenizer", suite_tokenizer)                                                \
     X("controller/startup_text", suite_startup_text)                                               \
+    X("controller/input_log", suite_input_log)                                                     \
     X("controller/stats", suite_stats)                                                             \
     X("controller/status_json", suite_status_json)                                                 \
     X("controller/http/admin", suite_admin)                                                        \
