@@ -88,7 +88,7 @@ def streams_keep_their_text_while_the_pool_changes():
     threads = [threading.Thread(target=stream, args=(i, started, results)) for i in range(len(texts))]
     # Somebody long takes the low blocks, the streams those above; then it leaves.
     with server.dial(timeout=300) as hog:
-        begin(hog, {"prompt": "word " * HOG_WORDS, "max_tokens": 64, "ignore_eos": True})
+        begin(hog, {"prompt": "word " * HOG_WORDS, "max_tokens": 600, "ignore_eos": True})
         for thread in threads:
             thread.start()
         for event in started:
