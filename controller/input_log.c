@@ -424,8 +424,7 @@ static void compare_plan(struct replay *r, const struct plan *plan) {
     }
     r->status = error_set(r->err, STATUS_INVALID,
                           "plan %llu of the replay differs from the recorded one at offset %llu",
-                          (unsigned long long)r->plans,
-                          (unsigned long long)(before - r->begin));
+                          (unsigned long long)r->plans, (unsigned long long)(before - r->begin));
     if (kind == RECORD_PLAN && !w.broken) {
         describe("recorded", &was, w.at, (size_t)(w.end - w.at), r);
     } else {
@@ -465,8 +464,7 @@ static bool read_request(struct replay *r, struct wire *w, struct core_input *in
     request->token_capacity = request->prompt_count + request->output_max;
     bool sound = !w->broken && request->prompt_count > 0 && request->id.value != 0 &&
                  request->prompt_count <= BOUND_SEQ_TOKENS &&
-                 request->output_max <= BOUND_SEQ_TOKENS &&
-                 request->class_ < REQUEST_CLASS_COUNT &&
+                 request->output_max <= BOUND_SEQ_TOKENS && request->class_ < REQUEST_CLASS_COUNT &&
                  request->tenant < r->config.tenant_max &&
                  request->key_capacity <= 2 * BOUND_SEQ_TOKENS / CORE_KEY_TOKENS &&
                  (request->output_max > 0 || request->sampling.want_prompt_logprobs) &&
@@ -567,8 +565,7 @@ static bool read_input(struct replay *r, struct wire *w, struct core_input *inpu
         WIRE(w, input->resize.operation);
         WIRE(w, input->resize.blocks);
         WIRE(w, input->resize.group);
-        return !w->broken && input->resize.blocks > 0 &&
-               input->resize.group < r->config.groups_max;
+        return !w->broken && input->resize.blocks > 0 && input->resize.group < r->config.groups_max;
     case CORE_INPUT_DRAIN:
     case CORE_INPUT_ABORT_ALL:
         break;

@@ -203,8 +203,7 @@ START_TEST(a_history_leads_to_the_same_plans) {
     struct error err;
     buf_init(&out, 1 << 20);
     record(&w, (uint64_t)_i + 1);
-    ck_assert_msg(replay(w.path, &out, &err) == STATUS_OK, "%s: %s", err.message,
-                  buf_cstr(&out));
+    ck_assert_msg(replay(w.path, &out, &err) == STATUS_OK, "%s: %s", err.message, buf_cstr(&out));
     ck_assert_ptr_nonnull(strstr(buf_cstr(&out), "plans, all equal"));
     buf_deinit(&out);
     remove(w.path);
