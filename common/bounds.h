@@ -146,6 +146,8 @@
 #define BOUND_RESUMES 3u
 // A group without a worker. Then its requests fail.
 #define BOUND_RECOVERY_US (60u * 1000 * 1000)
+// All groups without a worker, so long that new requests are refused (503) and not queued.
+#define BOUND_AWAY_US (2u * 1000 * 1000)
 // Predicted time of a step behind which another plan may wait. Longer: plans go one by one.
 #define BOUND_PIPELINED_STEP_US (50u * 1000)
 // A step past its deadline by so much has no result coming. New epoch.
@@ -153,7 +155,7 @@
 // Mapping or unmapping of KV memory by a worker, which holds up its steps. Then the step is
 // overdue.
 #define BOUND_RESIZE_US (600u * 1000 * 1000)
-// Predicted wait told to a client that is refused.
+// Predicted wait told to a client that is refused, before it is scattered by a fifth.
 #define BOUND_RETRY_AFTER_MS 60000u
 
 // ---- messages ----------------------------------------------------------------------------------

@@ -5,6 +5,8 @@
 #include "common/invariant.h"
 #include "common/memory.h"
 #include "controller/core/core_internal.h"
+#include "controller/core/overload.h"
+#include "controller/core/prediction.h"
 #include <string.h>
 
 // ---- life cycle --------------------------------------------------------------------------------
@@ -19,6 +21,7 @@ void core_policy_defaults(struct core_policy *policy) {
         .share_min = {[REQUEST_CLASS_STANDARD] = 0.1, [REQUEST_CLASS_BATCH] = 0.02},
         .hold_us = 2000 * 1000,
         .evictions_max = 2,
+        .queued_tokens_max = CORE_QUEUED_TOKENS_AUTO,
     };
 }
 
@@ -41,7 +44,8 @@ static enum status create_parts(struct core *core, struct error *err) {
     TRY(step_plan_create(config->seqs_max, &core->plan, err));
     core->groups = memory_array(config->groups_max, sizeof *core->groups);
     core->owners = memory_array(BOUND_RESULT_ROWS, sizeof *core->owners);
-    if (core->groups == NULL || core->owners == NULL) {
+    core->sweep_list = memory_array(request_table_max(core->requests), sizeof *core->sweep_list);
+    if (core->groups == NULL || core->owners == NULL || core->sweep_list == NULL) {
         return error_set(err, STATUS_EXHAUSTED, "no memory for %u groups", config->groups_max);
     }
     for (uint32_t i = 0; i < config->groups_max; i++) {
@@ -78,6 +82,7 @@ void core_destroy(struct core *core) {
     }
     memory_free(core->groups);
     memory_free(core->owners);
+    memory_free(core->sweep_list);
     step_plan_destroy(core->plan);
     request_table_destroy(core->requests);
     memory_free(core);
@@ -87,6 +92,23 @@ void core_destroy(struct core *core) {
 
 void core_act(struct core *core, const struct core_action *action) {
     core->action(core->action_ctx, action);
+}
+
+void core_forget(struct core *core, uint32_t index) {
+    core->scored_only -= request_at(core->requests, index)->spec.output_max == 0 ? 1 : 0;
+    request_table_remove(core->requests, index);
+}
+
+// A slot came free.
+static void learn_pace(const struct core *core, struct group *group) {
+    bool behind = scheduler_waiting(group->scheduler) > 0;
+    if (behind && group->last_end_us != 0) {
+        double since_us = (double)(core->now_us - group->last_end_us);
+        double part = group->ended_behind == 0 ? 1.0 : 0.1;
+        group->us_per_end += part * (since_us - group->us_per_end);
+        group->ended_behind++;
+    }
+    group->last_end_us = behind ? core->now_us : 0;
 }
 
 void core_finish(struct core *core, uint32_t index, enum finish_reason reason) {
@@ -100,66 +122,32 @@ void core_finish(struct core *core, uint32_t index, enum finish_reason reason) {
                      .output_count = request->known - request->spec.prompt_count},
     };
     core->counters.requests_finished[request->spec.class_][reason]++;
+    scheduler_charge(group->scheduler, index, 0, action.finished.output_count % CHARGED_OUTPUTS);
     if (request->state == REQUEST_WAITING) {
         scheduler_leave(group->scheduler, index);
     } else {
         scheduler_release(group->scheduler, index, group->next_seq);
+        learn_pace(core, group);
     }
-    core->scored_only -= request->spec.output_max == 0 ? 1 : 0;
-    request_table_remove(core->requests, index);
-    uint64_t since_us = core->now_us - core->last_finish_us;
-    core->us_per_finish =
-        core->last_finish_us == 0 ? 0.0 : 0.9 * core->us_per_finish + 0.1 * (double)since_us;
-    core->last_finish_us = core->now_us;
-    core_act(core, &action);
-}
-
-static void reject(struct core *core, const struct core_request *spec, enum reject_reason reason,
-                   uint32_t retry_after_ms) {
-    core->counters.requests_rejected[spec->class_][reason]++;
-    struct core_action action = {
-        .kind = CORE_ACTION_REJECTED,
-        .rejected = {.id = spec->id, .reason = reason, .retry_after_ms = retry_after_ms},
-    };
+    core_forget(core, index);
     core_act(core, &action);
 }
 
 // ---- which group -------------------------------------------------------------------------------
 
-static uint32_t waiting_count(const struct core *core) {
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < core->config.groups_max; i++) {
-        count += scheduler_waiting(core->groups[i].scheduler);
-    }
-    return count;
-}
-
-// Microseconds until the group has computed `tokens` of prompts beside what it decodes.
-static double prefill_us(const struct group *group, uint64_t tokens) {
-    struct cost_shape one = {0};
-    cost_shape_add_chunk(&one, 0, 256);
-    return (double)tokens * cost_model_us(scheduler_cost(group->scheduler), &one) / 256;
-}
-
-// When a request of so many uncached tokens would have its first one there.
-static double first_token_us(const struct group *group, uint32_t uncached) {
-    struct scheduler_load load;
-    scheduler_load(group->scheduler, &load);
-    return prefill_us(group, load.waiting_tokens + load.prefill_tokens + uncached);
-}
-
 // What a group that serves the request costs it and the others: time to its first token, and more
 // where slots or blocks run out, since it would wait for somebody's end there.
-static double placement_us(const struct group *group, const struct request *request,
-                           uint32_t uncached) {
+static double placement_us(const struct core *core, const struct group *group,
+                           const struct request *request, uint32_t uncached) {
     struct scheduler_load load;
     scheduler_load(group->scheduler, &load);
-    double us = first_token_us(group, uncached);
+    uint64_t tokens = load.waiting_tokens + load.prefill_tokens + uncached;
+    double us = (double)tokens * prediction_token_us(core, group);
     double filled = load.slots == 0 ? 1.0 : (double)load.running / load.slots;
     double held = load.blocks_total == 0 ? 1.0 : 1.0 - (double)load.blocks_free / load.blocks_total;
     double full = filled > held ? filled : held;
     // A full group makes it wait about as long as a prompt of its own length, over again.
-    return us + full * full * prefill_us(group, request->known);
+    return us + full * full * prediction_alone_us(group, request->known);
 }
 
 // The ready group with the least cost, of those where it fits; NULL when there is none.
@@ -176,7 +164,7 @@ static struct group *choose_group(struct core *core, struct request *request) {
         }
         uint32_t cached = scheduler_overlap(group->scheduler, request) * group->limits.block_tokens;
         uint32_t uncached = cached < request->known ? request->known - cached : 1;
-        double us = placement_us(group, request, uncached);
+        double us = placement_us(core, group, request, uncached);
         if (best == NULL || us < best_us) {
             best = group;
             best_us = us;
@@ -193,15 +181,6 @@ static struct group *any_group(struct core *core) {
         }
     }
     return NULL;
-}
-
-static bool any_ready(const struct core *core) {
-    for (uint32_t i = 0; i < core->config.groups_max; i++) {
-        if (core->groups[i].ready) {
-            return true;
-        }
-    }
-    return false;
 }
 
 void core_place_again(struct core *core, uint32_t index) {
@@ -224,18 +203,6 @@ void core_place_again(struct core *core, uint32_t index) {
 
 // ---- requests ----------------------------------------------------------------------------------
 
-static uint32_t clip_retry_ms(double ms) {
-    if (ms < 1000.0) {
-        return 1000;
-    }
-    return ms > BOUND_RETRY_AFTER_MS ? BOUND_RETRY_AFTER_MS : (uint32_t)ms;
-}
-
-// Time until half of the line is served, at the recent pace.
-static uint32_t retry_after_ms(const struct core *core) {
-    return clip_retry_ms((double)waiting_count(core) * 0.5 * core->us_per_finish / 1000.0);
-}
-
 static bool has_output_or_score(const struct core_request *spec) {
     return spec->output_max > 0 || spec->sampling.want_prompt_logprobs;
 }
@@ -249,49 +216,26 @@ static void check_spec(const struct core *core, const struct core_request *spec)
     INVARIANT(spec->tenant < core->config.tenant_max);
 }
 
-// Too large for every group that is there.
-static bool too_large(const struct core *core, const struct core_request *spec) {
-    for (uint32_t i = 0; i < core->config.groups_max; i++) {
-        const struct group *group = &core->groups[i];
-        if (group->ready && !scheduler_too_large(group->scheduler, spec)) {
-            return false;
-        }
-    }
-    return any_ready(core);
-}
-
 static void take_request(struct core *core, const struct core_request *spec) {
     check_spec(core, spec);
-    if (core->draining) {
-        reject(core, spec, REJECT_REASON_DRAINING, 1000);
+    struct refusal refusal;
+    if (overload_refuses_spec(core, spec, &refusal)) {
+        overload_reject(core, spec, &refusal);
         return;
     }
-    if (any_group(core) == NULL) {
-        reject(core, spec, REJECT_REASON_UNAVAILABLE, 1000);
-        return;
-    }
-    if (too_large(core, spec)) {
-        reject(core, spec, REJECT_REASON_TOO_LARGE, 0);
-        return;
-    }
-    uint32_t index = waiting_count(core) >= core->config.waiting_max
-                         ? REQUEST_NONE
-                         : request_table_add(core->requests, spec);
-    if (index == REQUEST_NONE) {
-        reject(core, spec, REJECT_REASON_QUEUE_FULL, retry_after_ms(core));
-        return;
-    }
+    uint32_t index = request_table_add(core->requests, spec);
+    INVARIANT(index != REQUEST_NONE);    // it has room for who runs and who may wait
     struct request *request = request_at(core->requests, index);
     core->scored_only += spec->output_max == 0 ? 1 : 0;
     request->arrived_us = core->now_us;
     struct group *group = choose_group(core, request);
     group = group != NULL ? group : any_group(core);
+    if (overload_refuses(core, index, group, &refusal)) {
+        core_forget(core, index);
+        overload_reject(core, spec, &refusal);
+        return;
+    }
     request->group = group->index;
-    double target_us = core->config.policy.ttft_target_us[spec->class_];
-    // A long prompt takes its time; the target is what it may wait beside that.
-    double own_us = 2 * prefill_us(group, spec->prompt_count);
-    request->deadline_us =
-        target_us > 0 ? core->now_us + (uint64_t)(target_us + own_us) : UINT64_MAX;
     scheduler_enter(group->scheduler, index);
 }
 
@@ -402,6 +346,7 @@ void core_tick(struct core *core, uint64_t now_us, const struct core_input *inpu
     if (is_given_up(core)) {
         finish_all(core, FINISH_REASON_FAULT);
     }
+    overload_sweep(core);
     for (uint32_t i = 0; i < core->config.groups_max; i++) {
         group_turn(core, &core->groups[i]);
     }
@@ -434,7 +379,10 @@ const struct message_capacity *core_capacity(const struct core *core) {
 static void add_gauges(const struct group *group, uint64_t now_us, struct core_gauges *out) {
     struct scheduler_counts counts;
     scheduler_count(group->scheduler, &counts);
+    struct scheduler_load load;
+    scheduler_load(group->scheduler, &load);
     out->queued += scheduler_waiting(group->scheduler);
+    out->queued_tokens += load.waiting_tokens;
     out->prefilling += counts.prefilling;
     out->decoding += counts.decoding;
     out->paused += counts.paused;
@@ -460,7 +408,6 @@ static void add_waiting(const struct core *core, uint32_t group, uint64_t now_us
         if (request->state != REQUEST_WAITING || !counts) {
             continue;
         }
-        out->queued_tokens += request->known;
         uint64_t age_us = now_us - request->arrived_us;
         out->queue_oldest_us = age_us > out->queue_oldest_us ? age_us : out->queue_oldest_us;
     }

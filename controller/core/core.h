@@ -55,6 +55,7 @@ struct core_request {
     struct prefix_key *keys;
     uint32_t key_capacity;
     uint64_t salt;    // requests with another salt share nothing
+    float weight;     // of its tenant, when tenants share; 0: 1
 };
 enum { CORE_KEY_TOKENS = 16 };
 
@@ -106,7 +107,7 @@ enum core_action_kind {
     CORE_ACTION_ADMITTED,    // left the waiting line for the first time
     CORE_ACTION_TOKEN,       // one generated token, or one scored prompt position
     CORE_ACTION_FINISHED,    // terminal
-    CORE_ACTION_REJECTED,    // terminal: never started
+    CORE_ACTION_REJECTED,    // terminal: never started, at arrival or while it waited
     CORE_ACTION_DRAINED,     // nothing is left after DRAIN or ABORT_ALL
     CORE_ACTION_RESYNC,      // the worker's state is not ours: give it a new epoch
     CORE_ACTION_RESIZED,     // a resize of the KV pool has ended, one for each input
@@ -132,11 +133,15 @@ enum finish_reason {
     FINISH_REASON_COUNT,
 };
 
+// In the order of the tests at arrival (serving.md 1.8).
 enum reject_reason {
-    REJECT_REASON_QUEUE_FULL,     // 429
-    REJECT_REASON_TOO_LARGE,      // 400: can never fit
-    REJECT_REASON_UNAVAILABLE,    // 503: no group is ready
-    REJECT_REASON_DRAINING,       // 503
+    REJECT_REASON_TOO_LARGE,       // 400: can never fit
+    REJECT_REASON_QUEUE_FULL,      // 429: as many wait as may
+    REJECT_REASON_QUEUE_TOKENS,    // 429: as many uncached prompt tokens wait as may
+    REJECT_REASON_WOULD_MISS,      // 429: its first token would come too late
+    REJECT_REASON_MISSED,          // 429: the same, found out while it waited
+    REJECT_REASON_DRAINING,        // 503
+    REJECT_REASON_UNAVAILABLE,     // 503: no group is ready, and none will be at once
     REJECT_REASON_COUNT,
 };
 
@@ -187,6 +192,9 @@ struct core_action {
 typedef void (*core_action_fn)(void *ctx, const struct core_action *action);
 
 // ---- life cycle --------------------------------------------------------------------------------
+
+// For queued_tokens_max: what is computed within the class's ttft_target_us; without one no bound.
+#define CORE_QUEUED_TOKENS_AUTO UINT64_MAX
 
 // What an operator may turn. Times in microseconds.
 struct core_policy {
@@ -240,7 +248,7 @@ struct core_counters {
 
 struct core_gauges {
     uint32_t queued, prefilling, decoding, paused;
-    uint64_t queued_tokens;
+    uint64_t queued_tokens;    // uncached ones of the prompts that wait
     uint32_t kv_blocks_total, kv_blocks_free, kv_blocks_quarantined;
     uint32_t kv_blocks_cached;    // of the free ones, those that can be found again
     uint32_t kv_blocks_held;      // while the pool shrinks, those above its new end too

@@ -251,6 +251,9 @@ static void take_row(struct core *core, struct group *g, const struct result_row
         INVARIANT(request->known < request->len_max);
         scheduler_advance(g->scheduler, index, row->position);
         request->tokens[request->known++] = row->token;
+        if ((request->known - request->prompt_count) % CHARGED_OUTPUTS == 0) {
+            scheduler_charge(g->scheduler, index, 0, CHARGED_OUTPUTS);
+        }
         core->counters.tokens_generated++;
         stop = is_stop_token(request, row->token);
     }

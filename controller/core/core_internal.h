@@ -9,7 +9,8 @@
 #include "controller/core/step_plan.h"
 
 // What the files of the core share: core.c takes inputs and knows requests and groups, core_group.c
-// is one group and its worker. Nobody else includes this.
+// is one group and its worker, prediction.c says how long a group takes and overload.c who is
+// refused. Nobody else includes this.
 //
 //   Owns, Thread, Allocates, Fails as core.h.
 
@@ -39,6 +40,10 @@ struct group {
     bool condemned;    // a request was failed for a refused plan, and no row was computed since
     bool learnt;       // a step was answered: predictions mean something
     uint64_t away_since_us;    // when the worker was lost, while !ready
+    // The pace at which sequences end while others wait for their slots.
+    double us_per_end;        // smoothed
+    uint32_t ended_behind;    // so many were seen
+    uint64_t last_end_us;     // 0: nobody waited then
     struct message_capacity capacity;
     struct plan_limits limits;
     struct {
@@ -59,17 +64,21 @@ struct core {
     uint32_t scored_only;    // live requests that draw nothing
     bool draining;
     bool drained_told;
-    double us_per_finish;    // between terminal actions, smoothed
-    uint64_t last_finish_us;
+    uint32_t *sweep_list;    // [requests] scratch of overload.c
+    uint64_t swept_us;
     // Of the running tick.
     uint64_t now_us;
     core_action_fn action;
     void *action_ctx;
 };
 
+enum { CHARGED_OUTPUTS = 64 };    // drawn tokens after which a tenant is charged for them
+
 // ---- core.c ------------------------------------------------------------------------------------
 
 void core_act(struct core *core, const struct core_action *action);
+// Takes it out of the table; it is in no line and no slot.
+void core_forget(struct core *core, uint32_t index);
 // The one way out for a request that was accepted.
 void core_finish(struct core *core, uint32_t index, enum finish_reason reason);
 // A request of a group that cannot serve it any more goes to one that can, or fails.

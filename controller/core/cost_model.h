@@ -19,7 +19,10 @@
 //   Allocates  never.
 //   Fails      never. Times that are absurd against the prediction are clipped before learning.
 
-enum { COST_TERMS = 5 };
+enum {
+    COST_TERMS = 5,
+    COST_LEARNT_STEPS = 8,    // learnt from, before what it says is more than the guess
+};
 
 struct cost_shape {
     uint32_t prefill_tokens;

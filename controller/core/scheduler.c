@@ -8,7 +8,6 @@
 
 enum {
     SPLIT_PLANS = 16,         // that pass before a lowered row count is doubled
-    LEARNT_STEPS = 8,         // before the cost model is asked for the size of prompts
     STARVED_STEPS = 8,        // without a chunk: then a prompt gets a block of the next step
     CHUNK_CANDIDATES = 64,    // prompts among which a step's tokens are divided
 };
@@ -371,7 +370,7 @@ static void plan_chunk(struct scheduler *s, struct step_plan *plan, uint32_t slo
 // Tokens of prompts that the step has time for, beside its decode rows.
 static uint32_t tokens_in_time(const struct scheduler *s, uint32_t rows, uint32_t tokens_max) {
     const struct core_policy *policy = &s->options.policy;
-    if (s->cost.steps < LEARNT_STEPS) {
+    if (s->cost.steps < COST_LEARNT_STEPS) {
         return rows == 0 ? tokens_max : smaller(tokens_max, BOUND_PREFILL_CONTENDED_TOKENS);
     }
     double budget_us = rows == 0 ? policy->prefill_step_us : policy->itl_target_us;
@@ -775,6 +774,9 @@ void scheduler_load(const struct scheduler *s, struct scheduler_load *out) {
     *out = (struct scheduler_load){
         .waiting_tokens = s->waiting_tokens,
         .prefill_tokens = s->prefill_tokens,
+        .decode_rows = s->shape.decode_rows,
+        .decode_context = s->shape.decode_context,
+        .step_tokens = s->envelope.tokens,
         .running = s->running,
         .slots = s->envelope.seqs,
         .blocks_free = s->envelope.seqs == 0 ? 0 : scheduler_reachable_free(s),

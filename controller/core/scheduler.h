@@ -63,11 +63,21 @@ uint32_t scheduler_overlap(struct scheduler *scheduler, struct request *request)
 struct scheduler_load {
     uint64_t waiting_tokens;    // of those who wait
     uint64_t prefill_tokens;    // of those who run
+    uint32_t decode_rows;       // of the last step, with their contexts
+    uint64_t decode_context;
+    uint32_t step_tokens;
     uint32_t running, slots;
     uint32_t blocks_free, blocks_total;    // free: what can be had without anybody's end
 };
 void scheduler_load(const struct scheduler *scheduler, struct scheduler_load *out);
 const struct cost_model *scheduler_cost(const struct scheduler *scheduler);
+// The line, for whoever predicts how long it takes.
+const struct waiting_line *scheduler_line(const struct scheduler *scheduler);
+
+// Its tenant was served: so many prompt tokens computed, so many tokens drawn. Prompts are charged
+// at admission by the scheduler itself, so that tenants take turns from one admission to the next.
+void scheduler_charge(struct scheduler *scheduler, uint32_t request, uint32_t prompt_tokens,
+                      uint32_t output_tokens);
 
 // True when the request's worst case can never fit the group.
 bool scheduler_too_large(const struct scheduler *scheduler, const struct core_request *spec);

@@ -3,6 +3,9 @@
 #include "common/invariant.h"
 #include "controller/core/scheduler_internal.h"
 
+// What a tenant is charged for (serving.md 1.6): a drawn token takes a step of its own.
+static const double WORK_PROMPT_TOKEN = 1.0, WORK_OUTPUT_TOKEN = 4.0;
+
 // ---- claims ------------------------------------------------------------------------------------
 
 // The last token of a sequence is drawn but never computed, so its position needs no block.
@@ -155,7 +158,20 @@ void scheduler_enter(struct scheduler *s, uint32_t index) {
                      &(struct waiting_key){.class_ = request->spec.class_,
                                            .tenant = request->spec.tenant,
                                            .deadline_us = request->deadline_us,
-                                           .order = request->order});
+                                           .order = request->order,
+                                           .tokens = request->backlog});
+}
+
+const struct waiting_line *scheduler_line(const struct scheduler *s) {
+    return s->waiting;
+}
+
+void scheduler_charge(struct scheduler *s, uint32_t index, uint32_t prompt_tokens,
+                      uint32_t output_tokens) {
+    const struct core_request *spec = &request_at(s->options.requests, index)->spec;
+    double work = WORK_PROMPT_TOKEN * prompt_tokens + WORK_OUTPUT_TOKEN * output_tokens;
+    waiting_line_charge(s->waiting, spec->class_, spec->tenant, work,
+                        spec->weight > 0 ? (double)spec->weight : 1.0);
 }
 
 static void leave_line(struct scheduler *s, uint32_t index) {
@@ -296,6 +312,9 @@ static bool try_admit(struct scheduler *s, struct step_plan *plan, uint32_t inde
     s->prefill_tokens += request->prefill_end - request->planned;
     s->slots[slot].request = index;
     s->slots[slot].gen++;
+    if (request->admitted_us == 0) {
+        scheduler_charge(s, index, request->known - request->cached, 0);
+    }
     tell_admission(s, plan, slot);
     return true;
 }

@@ -17,6 +17,7 @@ struct tenant {
     uint32_t head;     // root of its requests
     uint32_t place;    // in the class's heap, WAITING_NONE while nobody waits
     uint32_t waiting;
+    uint64_t tokens;    // of those who wait
 };
 
 struct class_line {
@@ -24,6 +25,8 @@ struct class_line {
     uint32_t *heap;            // [tenant_max] tenants that wait, least served first
     uint32_t heap_count;
     uint32_t waiting;
+    uint64_t tokens;
+    double level;     // virtual time of the least served, when somebody waited last
     double served;    // decays: what counts is the recent past
 };
 
@@ -183,11 +186,9 @@ static void sift_down(struct class_line *of, uint32_t place) {
 
 static void enter(struct class_line *of, uint32_t tenant) {
     // Nobody saves up while away.
-    if (of->heap_count > 0) {
-        double least = of->tenants[of->heap[0]].served;
-        if (of->tenants[tenant].served < least) {
-            of->tenants[tenant].served = least;
-        }
+    double least = of->heap_count > 0 ? of->tenants[of->heap[0]].served : of->level;
+    if (of->tenants[tenant].served < least) {
+        of->tenants[tenant].served = least;
     }
     put(of, of->heap_count++, tenant);
     sift_up(of, of->heap_count - 1);
@@ -196,6 +197,7 @@ static void enter(struct class_line *of, uint32_t tenant) {
 static void leave(struct class_line *of, uint32_t tenant) {
     uint32_t place = of->tenants[tenant].place;
     of->tenants[tenant].place = WAITING_NONE;
+    of->level = of->tenants[of->heap[0]].served;
     uint32_t last = of->heap[--of->heap_count];
     if (last != tenant) {
         put(of, place, last);
@@ -219,7 +221,9 @@ void waiting_line_add(struct waiting_line *line, uint32_t request, const struct 
     }
     tenant->head = meld(line, tenant->head, request);
     tenant->waiting++;
+    tenant->tokens += key->tokens;
     of->waiting++;
+    of->tokens += key->tokens;
     line->count++;
 }
 
@@ -241,7 +245,9 @@ void waiting_line_remove(struct waiting_line *line, uint32_t request) {
     }
     node->held = false;
     tenant->waiting--;
+    tenant->tokens -= node->key.tokens;
     of->waiting--;
+    of->tokens -= node->key.tokens;
     line->count--;
 }
 
@@ -258,10 +264,66 @@ uint32_t waiting_line_class_count(const struct waiting_line *line, enum request_
     return line->classes[class_].waiting;
 }
 
+uint64_t waiting_line_class_tokens(const struct waiting_line *line, enum request_class class_) {
+    return line->classes[class_].tokens;
+}
+
+// Tenants take turns: while one is served so much, each other one is served as much, if it has it.
+void waiting_line_ahead(const struct waiting_line *line, enum request_class class_, uint32_t tenant,
+                        uint32_t tokens, struct waiting_ahead *out) {
+    *out = (struct waiting_ahead){0};
+    for (unsigned c = 0; c < (unsigned)class_; c++) {
+        out->tokens += line->classes[c].tokens;
+        out->requests += line->classes[c].waiting;
+    }
+    const struct class_line *of = &line->classes[class_];
+    const struct tenant *own = &of->tenants[tenant];
+    for (uint32_t i = 0; i < of->heap_count; i++) {
+        const struct tenant *other = &of->tenants[of->heap[i]];
+        uint64_t share = own->tokens + (other == own ? 0 : tokens);
+        uint32_t turns = own->waiting + (other == own ? 0 : 1);
+        out->tokens += other->tokens < share ? other->tokens : share;
+        out->requests += other->waiting < turns ? other->waiting : turns;
+    }
+}
+
+// The parent is the `back` of the first child; that of another is its left sibling.
+static uint32_t parent_of(const struct waiting_line *line, uint32_t request) {
+    while (line->nodes[request].back != WAITING_NONE &&
+           line->nodes[line->nodes[request].back].child != request) {
+        request = line->nodes[request].back;
+    }
+    return line->nodes[request].back;
+}
+
+static uint32_t after(const struct waiting_line *line, uint32_t request) {
+    if (line->nodes[request].child != WAITING_NONE) {
+        return line->nodes[request].child;
+    }
+    while (request != WAITING_NONE && line->nodes[request].next == WAITING_NONE) {
+        request = parent_of(line, request);
+    }
+    return request == WAITING_NONE ? WAITING_NONE : line->nodes[request].next;
+}
+
+uint32_t waiting_line_list(const struct waiting_line *line, enum request_class class_,
+                           uint32_t *out) {
+    const struct class_line *of = &line->classes[class_];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < of->heap_count; i++) {
+        for (uint32_t request = of->tenants[of->heap[i]].head; request != WAITING_NONE;
+             request = after(line, request)) {
+            out[count++] = request;
+        }
+    }
+    return count;
+}
+
 void waiting_line_charge(struct waiting_line *line, enum request_class class_, uint32_t tenant,
-                         double work) {
+                         double work, double weight) {
     struct class_line *of = &line->classes[class_];
-    of->tenants[tenant].served += work;
+    INVARIANT(weight > 0);
+    of->tenants[tenant].served += work / weight;
     if (of->tenants[tenant].place != WAITING_NONE) {
         sift_down(of, of->tenants[tenant].place);
     }
@@ -350,14 +412,17 @@ void waiting_line_audit(const struct waiting_line *line) {
     for (unsigned c = 0; c < REQUEST_CLASS_COUNT; c++) {
         const struct class_line *of = &line->classes[c];
         uint32_t waiting = 0;
+        uint64_t tokens = 0;
         for (uint32_t place = 0; place < of->heap_count; place++) {
             const struct tenant *tenant = &of->tenants[of->heap[place]];
             INVARIANT(tenant->place == place);
             INVARIANT(place == 0 || !less_served(of, of->heap[place], of->heap[(place - 1) / 2]));
             INVARIANT(audit_heap(line, tenant->head) == tenant->waiting);
             waiting += tenant->waiting;
+            tokens += tenant->tokens;
         }
         INVARIANT(waiting == of->waiting);
+        INVARIANT(tokens == of->tokens);
         total += waiting;
     }
     INVARIANT(total == line->count);

@@ -32,6 +32,7 @@ struct waiting_key {
     uint32_t tenant;         // < tenant_max
     uint64_t deadline_us;    // UINT64_MAX: none
     uint64_t order;          // of arrival; unique
+    uint32_t tokens;         // to be computed when it is admitted
 };
 
 #define WAITING_NONE UINT32_MAX
@@ -46,9 +47,25 @@ bool waiting_line_holds(const struct waiting_line *line, uint32_t request);
 uint32_t waiting_line_count(const struct waiting_line *line);
 uint32_t waiting_line_class_count(const struct waiting_line *line, enum request_class class_);
 
-// Work was done for a tenant of a class: microseconds of steps, or any unit kept to.
+uint64_t waiting_line_class_tokens(const struct waiting_line *line, enum request_class class_);
+
+// What is served before a request of `tokens` of a tenant that would come now: the classes above,
+// what its tenant has waiting, and of the others in its class what fairness gives them meanwhile.
+struct waiting_ahead {
+    uint64_t tokens;
+    uint32_t requests;
+};
+void waiting_line_ahead(const struct waiting_line *line, enum request_class class_, uint32_t tenant,
+                        uint32_t tokens, struct waiting_ahead *out);
+
+// All of a class, tenant by tenant; `out` has room for the whole line. Returns how many.
+uint32_t waiting_line_list(const struct waiting_line *line, enum request_class class_,
+                           uint32_t *out);
+
+// Work was done for a tenant of a class, in any unit kept to. A tenant of twice the weight (> 0)
+// gets twice as much.
 void waiting_line_charge(struct waiting_line *line, enum request_class class_, uint32_t tenant,
-                         double work);
+                         double work, double weight);
 
 // The head of each tenant, best first; each tenant at most once in a walk. Adding, removing or
 // charging ends the walk: start again.

@@ -128,6 +128,17 @@ static void on_rejected(struct api_choice *choice, const struct core_action *act
     case REJECT_REASON_QUEUE_FULL:
         api_fail(&failure, API_CODE_QUEUE_FULL, NULL, "Too many requests wait already.");
         break;
+    case REJECT_REASON_QUEUE_TOKENS:
+        api_fail(&failure, API_CODE_QUEUE_FULL, NULL, "Too many prompt tokens wait already.");
+        break;
+    case REJECT_REASON_WOULD_MISS:
+        api_fail(&failure, API_CODE_WOULD_MISS, NULL,
+                 "The first token would come later than this class of requests is allowed.");
+        break;
+    case REJECT_REASON_MISSED:
+        api_fail(&failure, API_CODE_WOULD_MISS, NULL,
+                 "The request waited, and its first token can no longer come in time.");
+        break;
     case REJECT_REASON_TOO_LARGE:
         api_fail(&failure, API_CODE_TOO_LARGE, NULL,
                  "The prompt and the tokens asked for exceed the whole KV cache.");
@@ -141,7 +152,7 @@ static void on_rejected(struct api_choice *choice, const struct core_action *act
     }
     failure.retry_after_ms = action->rejected.retry_after_ms;
     failure.retryable = failure.retryable && action->rejected.retry_after_ms > 0;
-    if (call->kind == API_CALL_KIND_CANARY && action->rejected.reason == REJECT_REASON_QUEUE_FULL) {
+    if (call->kind == API_CALL_KIND_CANARY && api_code_http(failure.code) == 429) {
         api_canary_answer(call, "queue_full");    // others are being served: alive
     } else {
         api_call_fail(call, &failure);

@@ -36,6 +36,8 @@
     X(UNSUPPORTED_MEDIA_TYPE, 415, "invalid_request_error", "unsupported_media_type", false)       \
     X(EXPECTATION_FAILED, 417, "invalid_request_error", "invalid_value", false)                    \
     X(QUEUE_FULL, 429, "rate_limit_error", "queue_full", true)                                     \
+    X(WOULD_MISS, 429, "rate_limit_error", "would_miss_deadline", true)                            \
+    X(QUOTA, 429, "rate_limit_error", "quota", true)                                               \
     X(HEADERS_TOO_LARGE, 431, "invalid_request_error", "headers_too_large", false)                 \
     X(INTERNAL, 500, "server_error", "internal_error", true)                                       \
     X(UNSUPPORTED_ENDPOINT, 501, "server_error", "unsupported_endpoint", false)                    \

@@ -189,6 +189,9 @@ static enum sim_end end_of_finish(enum finish_reason reason) {
 static enum sim_end end_of_reject(enum reject_reason reason) {
     switch (reason) {
     case REJECT_REASON_QUEUE_FULL:
+    case REJECT_REASON_QUEUE_TOKENS:
+    case REJECT_REASON_WOULD_MISS:
+    case REJECT_REASON_MISSED:
         return SIM_END_QUEUE_FULL;
     case REJECT_REASON_TOO_LARGE:
         return SIM_END_TOO_LARGE;

@@ -98,7 +98,7 @@ static void serve(struct waiting_line *line, struct waiting_key *keys, double *s
     uint32_t request = first_of(line);
     struct waiting_key *key = &keys[request];
     waiting_line_remove(line, request);
-    waiting_line_charge(line, key->class_, key->tenant, work);
+    waiting_line_charge(line, key->class_, key->tenant, work, 1);
     served[key->tenant] += work;
     key->order = (*order)++;
     waiting_line_add(line, request, key);
@@ -113,7 +113,7 @@ START_TEST(tenants_share_whatever_they_send) {
     // times.
     for (uint32_t i = 0; i < 100; i++) {
         uint32_t tenant = i < 90 ? 0 : i < 99 ? 1 : 2;
-        keys[i] = (struct waiting_key){REQUEST_CLASS_STANDARD, tenant, UINT64_MAX, order++};
+        keys[i] = (struct waiting_key){REQUEST_CLASS_STANDARD, tenant, UINT64_MAX, order++, 1};
         waiting_line_add(line, i, &keys[i]);
     }
     for (uint32_t i = 0; i < 3000; i++) {
@@ -127,7 +127,7 @@ START_TEST(tenants_share_whatever_they_send) {
         ck_assert_double_le(most - least, 10);    // one request of the dearest
     }
     // Whoever was away has saved nothing up.
-    keys[0] = (struct waiting_key){REQUEST_CLASS_STANDARD, 5, UINT64_MAX, order++};
+    keys[0] = (struct waiting_key){REQUEST_CLASS_STANDARD, 5, UINT64_MAX, order++, 1};
     waiting_line_remove(line, 0);
     waiting_line_add(line, 0, &keys[0]);
     double before = served[0] + served[1] + served[2];
@@ -147,7 +147,7 @@ START_TEST(a_lower_class_gets_what_it_is_promised_and_no_more) {
     uint64_t order = 0;
     for (uint32_t i = 0; i < 40; i++) {
         enum request_class class_ = i < 20 ? REQUEST_CLASS_STANDARD : REQUEST_CLASS_BATCH;
-        keys[i] = (struct waiting_key){class_, i < 20 ? 0 : 1, UINT64_MAX, order++};
+        keys[i] = (struct waiting_key){class_, i < 20 ? 0 : 1, UINT64_MAX, order++, 1};
         waiting_line_add(line, i, &keys[i]);
     }
     for (uint32_t i = 0; i < 10000; i++) {
