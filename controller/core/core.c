@@ -279,6 +279,16 @@ static void take_result(struct core *core, const struct core_input *input) {
     }
 }
 
+// Whoever waits for a group that is away goes to one that came.
+static void gather_stranded(struct core *core) {
+    for (uint32_t i = 0; i < request_table_max(core->requests); i++) {
+        if (request_is_live(core->requests, i) &&
+            !core->groups[request_at(core->requests, i)->group].ready) {
+            core_place_again(core, i);
+        }
+    }
+}
+
 static void take_input(struct core *core, const struct core_input *input) {
     struct group *group = NULL;
     switch (input->kind) {
@@ -294,6 +304,7 @@ static void take_input(struct core *core, const struct core_input *input) {
     case CORE_INPUT_WORKER_READY:
         INVARIANT(input->ready.group < core->config.groups_max);
         group_take_ready(core, &core->groups[input->ready.group], input);
+        gather_stranded(core);
         break;
     case CORE_INPUT_WORKER_LOST:
         group = group_of(core, input->lost.worker);

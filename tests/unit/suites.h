@@ -35,6 +35,11 @@
     X("controller/core/prefix_index", suite_prefix_index)                                          \
     X("controller/core/waiting_line", suite_waiting_line)                                          \
     X("controller/core", suite_core)                                                               \
+    X("controller/core/refusals", suite_core_refusals)                                             \
+    X("controller/core/pool", suite_core_pool)                                                     \
+    X("controller/core/overload", suite_core_overload)                                             \
+    X("controller/core/sharing", suite_core_sharing)                                               \
+    X("controller/core/groups", suite_core_groups)                                                 \
     X("kernels/sample", suite_kernels_sample)                                                      \
     X("worker/device/thread_pool", suite_thread_pool)                                              \
     X("worker/device/device_cpu", suite_device_cpu)                                                \

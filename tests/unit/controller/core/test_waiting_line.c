@@ -55,6 +55,33 @@ static void expect_walk(const struct waiting_line *line, const struct model *m) 
     ck_assert_uint_eq(waiting_walk_next(line, &walk), WAITING_NONE);
 }
 
+// Everybody of a class once, tenant by tenant, and what is ahead of one that would come now.
+static void expect_counts(const struct waiting_line *line, const struct model *m,
+                          enum request_class class_, uint32_t tenant, uint32_t tokens) {
+    uint32_t list[REQUESTS];
+    bool seen[REQUESTS] = {false};
+    uint32_t count = waiting_line_list(line, class_, list);
+    ck_assert_uint_eq(count, waiting_line_class_count(line, class_));
+    uint64_t of_tenant[TENANTS] = {0}, above = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        ck_assert(m->held[list[i]] && !seen[list[i]]);
+        ck_assert_int_eq(m->key[list[i]].class_, class_);
+        seen[list[i]] = true;
+        of_tenant[m->key[list[i]].tenant] += m->key[list[i]].tokens;
+    }
+    for (uint32_t i = 0; i < REQUESTS; i++) {
+        above += m->held[i] && m->key[i].class_ < class_ ? m->key[i].tokens : 0;
+    }
+    struct waiting_ahead ahead;
+    waiting_line_ahead(line, class_, tenant, tokens, &ahead);
+    uint64_t want = above + of_tenant[tenant];
+    for (uint32_t t = 0; t < TENANTS; t++) {
+        uint64_t most = of_tenant[tenant] + tokens;
+        want += t == tenant ? 0 : of_tenant[t] < most ? of_tenant[t] : most;
+    }
+    ck_assert_uint_eq(ahead.tokens, want);
+}
+
 START_TEST(heads_are_the_most_urgent_of_each_tenant) {
     struct waiting_line *line = create(0);
     struct model m;
@@ -72,7 +99,8 @@ START_TEST(heads_are_the_most_urgent_of_each_tenant) {
                 .class_ = (enum request_class)rng_below(&rng, REQUEST_CLASS_COUNT),
                 .tenant = (uint32_t)rng_below(&rng, TENANTS),
                 .deadline_us = rng_below(&rng, 4) == 0 ? UINT64_MAX : rng_below(&rng, 50),
-                .order = order++};
+                .order = order++,
+                .tokens = (uint32_t)rng_below(&rng, 1000)};
             waiting_line_add(line, request, &m.key[request]);
             m.held[request] = true;
         }
@@ -80,6 +108,8 @@ START_TEST(heads_are_the_most_urgent_of_each_tenant) {
         if (i % 20 == 0) {
             waiting_line_audit(line);
             expect_walk(line, &m);
+            expect_counts(line, &m, (enum request_class)rng_below(&rng, REQUEST_CLASS_COUNT),
+                          (uint32_t)rng_below(&rng, TENANTS), (uint32_t)rng_below(&rng, 2000));
         }
     }
     waiting_line_destroy(line);
