@@ -49,12 +49,9 @@ static const char *const outcome_names[FINISH_REASON_COUNT] = {
     [FINISH_REASON_REFUSED] = "refused",
 };
 static const char *const reject_names[REJECT_REASON_COUNT] = {
-    [REJECT_REASON_TOO_LARGE] = "too_large",
-    [REJECT_REASON_QUEUE_FULL] = "queue_requests",
-    [REJECT_REASON_QUEUE_TOKENS] = "queue_tokens",
-    [REJECT_REASON_WOULD_MISS] = "would_miss",
-    [REJECT_REASON_MISSED] = "missed_in_queue",
-    [REJECT_REASON_DRAINING] = "draining",
+    [REJECT_REASON_TOO_LARGE] = "too_large",       [REJECT_REASON_QUEUE_FULL] = "queue_requests",
+    [REJECT_REASON_QUEUE_TOKENS] = "queue_tokens", [REJECT_REASON_WOULD_MISS] = "would_miss",
+    [REJECT_REASON_MISSED] = "missed_in_queue",    [REJECT_REASON_DRAINING] = "draining",
     [REJECT_REASON_UNAVAILABLE] = "unavailable",
 };
 
