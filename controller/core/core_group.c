@@ -169,14 +169,21 @@ void group_take_resize(struct core *core, struct group *g, const struct core_inp
 
 // A worker may come back with less than it had. Who waits and can never run there goes elsewhere,
 // or fails now: it would block the line for ever, or break the plan that admits it.
-static void drop_misfits(struct core *core, struct group *g, uint32_t vocabulary_before) {
+// Who waits for the worker of another group, which is away, may be served here.
+static void place_waiting(struct core *core, struct group *g, uint32_t vocabulary_before) {
     bool fewer_tokens = g->limits.vocabulary < vocabulary_before;
     for (uint32_t i = 0; i < request_table_max(core->requests); i++) {
         if (!request_is_live(core->requests, i)) {
             continue;
         }
         const struct request *request = request_at(core->requests, i);
-        if (request->group != g->index || request->state != REQUEST_WAITING) {
+        if (request->state != REQUEST_WAITING) {
+            continue;
+        }
+        if (request->group != g->index) {
+            if (!core->groups[request->group].ready) {
+                core_place_again(core, i);
+            }
             continue;
         }
         // With fewer tokens, a prompt may hold one that is not there: rare enough to fail them all.
@@ -221,7 +228,7 @@ void group_take_ready(struct core *core, struct group *g, const struct core_inpu
         g->limits.envelope.seqs = core->config.seqs_max;
     }
     scheduler_start(g->scheduler, &g->capacity);
-    drop_misfits(core, g, vocabulary);
+    place_waiting(core, g, vocabulary);
 }
 
 // ---- results -----------------------------------------------------------------------------------
