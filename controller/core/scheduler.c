@@ -560,6 +560,14 @@ bool scheduler_plan(struct scheduler *s, struct step_plan *plan, uint64_t seq, u
         open_flight(s, flight);
         plan_step(s, plan, seq);
     }
+    if (step_plan_empty(plan) && s->flight_count == 0 &&
+        kv_blocks_quarantined(s->options.blocks) > 0) {
+        // They wait for a plan that was refused, and there is no other to send: no plan is out and
+        // the worker has no slot to give back, so nothing can touch them.
+        kv_blocks_complete(s->options.blocks, UINT64_MAX);
+        open_flight(s, flight);
+        plan_step(s, plan, seq);
+    }
     INVARIANT(step_size_fits(&s->size, &s->envelope));
     if (step_plan_empty(plan)) {
         return false;
