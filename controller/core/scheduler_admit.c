@@ -26,6 +26,7 @@ static void add_claim(struct scheduler *s, struct request *request) {
         safety_tree_add(s->safety, request->claim);
     } else {
         s->best_effort += request->exclusive;
+        s->expected_best_effort += more_expected(request);
     }
     s->expected_more += more_expected(request);
 }
@@ -35,6 +36,7 @@ void scheduler_drop_claim(struct scheduler *s, struct request *request) {
         safety_tree_remove(s->safety, request->claim);
     } else {
         s->best_effort -= request->claim.held;
+        s->expected_best_effort -= more_expected(request);
     }
     s->expected_more -= more_expected(request);
 }
@@ -215,7 +217,9 @@ static uint32_t expected_blocks(const struct scheduler *s, const struct request 
 static bool is_crowded(const struct scheduler *s, const struct request *request, uint32_t leaves) {
     double guard = s->options.policy.guard[request->spec.class_];
     double left = (double)scheduler_reachable_free(s) - leaves;
-    return guard > 0 && s->running > 0 && (double)s->expected_more > guard * left;
+    // Best effort gives way to a guaranteed one, so what it expects does not keep that out.
+    uint64_t expected = s->expected_more - (request->guaranteed ? s->expected_best_effort : 0);
+    return guard > 0 && s->running > 0 && (double)expected > guard * left;
 }
 
 // Another one waits for memory with a ticket: those of its class and below leave it what it needs.

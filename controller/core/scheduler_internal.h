@@ -66,12 +66,13 @@ struct scheduler {
     struct waiting_line *waiting;
     struct cost_model cost;
     uint64_t now_us;
-    uint32_t suspect_count;    // running or waiting
-    uint32_t paused_count;     // guaranteed ones that run and lack blocks
-    uint32_t best_effort;      // blocks that only best-effort requests hold
-    uint32_t short_blocks;     // that guaranteed requests lacked in the last step
-    bool best_effort_short;    // a best-effort one lacked a block
-    uint64_t expected_more;    // blocks that running requests are expected to take yet
+    uint32_t suspect_count;           // running or waiting
+    uint32_t paused_count;            // guaranteed ones that run and lack blocks
+    uint32_t best_effort;             // blocks that only best-effort requests hold
+    uint32_t short_blocks;            // that guaranteed requests lacked in the last step
+    bool best_effort_short;           // a best-effort one lacked a block
+    uint64_t expected_more;           // blocks that running requests are expected to take yet
+    uint64_t expected_best_effort;    // of these, those of best-effort ones
     double mean_output[REQUEST_CLASS_COUNT];    // tokens, smoothed; 0: unknown
     uint32_t ticket;                            // request whose need is left alone, or REQUEST_NONE
     uint32_t ticket_blocks;
