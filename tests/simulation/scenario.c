@@ -25,7 +25,7 @@ const struct scenario scenarios[] = {
      true},
     {"priority_slots", scenario_priority_slots, "and slots", true},
     {"group_away", scenario_group_away,
-     "who waited for a group that stays away is served by another", true},
+     "who waited for a group that stays away is served by another", false},
     {"fleet_cache", scenario_fleet_cache,
      "cached beginnings are found across eight groups, and load is even", false},
     {"fleet_nodes", scenario_fleet_nodes, "one hour of a recorded trace on 64 nodes", false},

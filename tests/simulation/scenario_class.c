@@ -5,6 +5,10 @@
 
 enum { SECOND_US = 1000 * 1000 };
 enum label { BATCH, FIRST };
+// Until blocks of an evicted one are there: it is seen that they are missing, its slot is taken
+// with the next plan, which must be done; meanwhile others of best effort may have taken what was
+// free.
+enum { GIVE_WAY_STEPS = 20 };
 
 static struct sim_world *world_of(const struct scenario_run *run,
                                   const struct scenario_machine *machine) {
@@ -59,7 +63,8 @@ static void fill_and_come(struct scenario_run *run, const struct scenario_machin
     double worst = (double)sim_clients_quantile(&world->clients, SIM_MEASURE_TTFT, FIRST, 1.0);
     double step = (double)sim_world_step_us_max(world);
     scenario_figure(run, "first_ttft_alone_ms", alone / 1000);
-    scenario_at_most(run, "first_ttft_ms_max", worst / 1000, (1.2 * alone + 4 * step) / 1000);
+    scenario_at_most(run, "first_ttft_ms_max", worst / 1000,
+                     (1.2 * alone + GIVE_WAY_STEPS * step) / 1000);
     sim_world_drain(world, sim_world_serial_us(world));
     uint32_t most = 0;
     for (uint32_t i = 0; i < world->clients.count; i++) {
