@@ -63,6 +63,29 @@ bool config_human_int(const char *text, int64_t *out) {
     return true;
 }
 
+bool config_human_us(const char *text, int64_t *out) {
+    static const struct {
+        const char *name;
+        double us;
+    } units[] = {{"us", 1}, {"ms", 1e3}, {"s", 1e6}, {"m", 60e6}, {"h", 3600e6}, {"d", 86400e6}};
+    char *end = NULL;
+    double number = strtod(text, &end);
+    if (end == text || !isfinite(number) || number < 0) {
+        return false;
+    }
+    *out = 0;
+    if (*end == '\0') {
+        return number == 0;
+    }
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
+        if (strcmp(end, units[i].name) == 0 && number * units[i].us <= 9e18) {
+            *out = (int64_t)(number * units[i].us);
+            return true;
+        }
+    }
+    return false;
+}
+
 static bool is_choice(const char *choices, const char *text) {
     size_t length = strlen(text);
     for (const char *at = choices; *at != '\0';) {

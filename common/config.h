@@ -88,5 +88,8 @@ void config_hide_secrets(int argc, char **argv);
 
 // "8k" -> 8000, "8K" -> 8192, "25.6k", "2M", "1g", "-1"; false when it is no integer.
 bool config_human_int(const char *text, int64_t *out);
+// "250us", "20ms", "1.5s", "2m", "1h", "1d", "0", in microseconds; false when it is no time, or a
+// number without a unit.
+bool config_human_us(const char *text, int64_t *out);
 
 #endif

@@ -61,6 +61,24 @@
       "sequences that run at once")                                                                \
     X(MAX_NUM_QUEUED, "max-num-queued-reqs", INT, "1024", OPTION_SC_, "scheduler", 1, 4096, NULL,  \
       "sequences that wait; more are answered 429")                                                \
+    X(MAX_NUM_QUEUED_TOKENS, "max-num-queued-tokens", INT, "auto", OPTION_SC_, "scheduler", -1,    \
+      INT64_MAX, NULL,                                                                             \
+      "prompt tokens that wait and are not cached; more are answered 429; 0: any number; auto: "   \
+      "what is computed within the class's --ttft-target, any number without one")                 \
+    X(TTFT_TARGET, "ttft-target", LIST, NULL, OPTION_SC_, "scheduler", 0, 0, NULL,                 \
+      "time to the first token by class, beside twice that of the prompt alone, as in "            \
+      "realtime=2s,standard=10s; a time alone is for all: who would miss it is answered 429, at "  \
+      "once or while it waits (default: off)")                                                     \
+    X(ITL_TARGET, "itl-target", STRING, "100ms", OPTION_SC_, "scheduler", 0, 0, NULL,              \
+      "time between two tokens of a sequence: prompts take what decoding leaves of it")            \
+    X(HOLD_TIME, "hold-time", STRING, "2s", OPTION_SC_, "scheduler", 0, 0, NULL,                   \
+      "how long a request that lacks memory may be passed by smaller ones")                        \
+    X(GUARD, "guard", LIST, NULL, OPTION_SC_, "scheduler", 0, 0, NULL,                             \
+      "part of the free KV blocks that running sequences may be expected to fill when another is " \
+      "admitted, by class; 0: no guard (default: realtime=0.8,standard=0.95,batch=0.95)")          \
+    X(CLASS_SHARE, "class-share", LIST, NULL, OPTION_SC_, "scheduler", 0, 0, NULL,                 \
+      "part of the work that a class gets although higher ones wait (default: "                    \
+      "realtime=0,standard=0.1,batch=0.02)")                                                       \
     X(MAX_NUM_BATCHED_TOKENS, "max-num-batched-tokens", INT, "512", OPTION_ALL_, "scheduler", -1,  \
       65536, NULL,                                                                                 \
       "rows of one step: prompt tokens and decoding sequences together; auto: the most with "      \
@@ -176,7 +194,7 @@
     X("api-server-count", true, REFUSE, "one controller process serves all clients")               \
     X("hf-overrides", true, REFUSE, "edit config.json instead")                                    \
     X("tokenizer", true, REFUSE, "the tokenizer is taken from the model")                          \
-    X("scheduling-policy", true, REFUSE, "first come, first served in this version")               \
+    X("scheduling-policy", true, REFUSE, "classes come from API keys: see --api-key-file")         \
     X("mmap", false, NOTE, "files are always mapped, then released")                               \
     X("no-mmap", false, REFUSE, "files are always mapped, then released")                          \
     X("model-path", true, ALIAS, "model")                                                          \

@@ -17,6 +17,7 @@
 #include "controller/keys.h"
 #include "controller/model_text.h"
 #include "controller/net/worker_link.h"
+#include "controller/policy.h"
 #include "controller/startup_text.h"
 #include "controller/stats.h"
 #include "controller/status_json.h"
@@ -525,7 +526,7 @@ static enum status create_core(struct controller *c, struct error *err) {
         .groups_max = 1,
         .tenant_max = BOUND_API_KEYS + 1,
     };
-    core_policy_defaults(&config.policy);
+    TRY(policy_load(c->config, &config.policy, err));
     TRY(draw_secret(config.prefix_secret, sizeof config.prefix_secret, err));
     const char *path = config_string(c->config, OPTION_INPUT_LOG);
     if (path != NULL) {
@@ -794,7 +795,11 @@ enum status controller_check(const struct config *config, struct error *err) {
         return error_set(err, STATUS_EXHAUSTED, "no memory for a controller");
     }
     c->config = config;
-    enum status status = keys_load(config, &c->keys[0], err);
+    struct core_policy policy;
+    enum status status = policy_load(config, &policy, err);
+    if (status == STATUS_OK) {
+        status = keys_load(config, &c->keys[0], err);
+    }
     if (status == STATUS_OK) {
         status = load_text(c, err);
     }

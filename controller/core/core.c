@@ -9,6 +9,24 @@
 #include "controller/core/prediction.h"
 #include <string.h>
 
+// ---- classes -----------------------------------------------------------------------------------
+
+static const char *const class_names[REQUEST_CLASS_COUNT] = {"realtime", "standard", "batch"};
+
+const char *core_class_name(enum request_class class_) {
+    return class_names[class_];
+}
+
+bool core_class_parse(const char *name, size_t name_bytes, enum request_class *out) {
+    for (unsigned c = 0; c < REQUEST_CLASS_COUNT; c++) {
+        if (strlen(class_names[c]) == name_bytes && memcmp(class_names[c], name, name_bytes) == 0) {
+            *out = (enum request_class)c;
+            return true;
+        }
+    }
+    return false;
+}
+
 // ---- life cycle --------------------------------------------------------------------------------
 
 void core_policy_defaults(struct core_policy *policy) {

@@ -6,6 +6,7 @@
 #include "common/status.h"
 #include "proto/messages.h"
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 // The core: decides everything and does nothing. Inputs and a time in, actions out.
@@ -39,6 +40,10 @@ enum request_class {
     REQUEST_CLASS_BATCH,
     REQUEST_CLASS_COUNT,
 };
+
+const char *core_class_name(enum request_class class_);    // "realtime"
+// False when no class has this name.
+bool core_class_parse(const char *name, size_t name_bytes, enum request_class *out);
 
 // One sequence to generate. A client request with n choices or several prompts is several of these.
 struct core_request {

@@ -117,12 +117,10 @@ static bool choose_class(struct api_call *call, struct api_failure *failure) {
     if (wish.text == NULL) {
         return true;
     }
-    static const char *const names[REQUEST_CLASS_COUNT] = {"realtime", "standard", "batch"};
-    for (uint32_t i = 0; i < REQUEST_CLASS_COUNT; i++) {
-        if (http_span_is(wish, names[i])) {
-            call->class_ = i > (uint32_t)call->class_ ? (enum request_class)i : call->class_;
-            return true;
-        }
+    enum request_class asked = REQUEST_CLASS_STANDARD;
+    if (core_class_parse(wish.text, wish.byte_count, &asked)) {
+        call->class_ = asked > call->class_ ? asked : call->class_;
+        return true;
     }
     return api_fail(failure, API_CODE_INVALID_VALUE, "x-tare-class",
                     "'x-tare-class' must be realtime, standard or batch.");

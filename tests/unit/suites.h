@@ -63,6 +63,7 @@
     X("controller/stats", suite_stats)                                                             \
     X("controller/status_json", suite_status_json)                                                 \
     X("controller/http/admin", suite_admin)                                                        \
+    X("controller/policy", suite_policy)                                                           \
     X("controller/keys", suite_keys)                                                               \
     X("controller/text/detokenizer", suite_detokenizer)                                            \
     X("controller/http/background", suite_background)                                              \

@@ -189,7 +189,7 @@ START_TEST(a_slow_resize_is_no_lost_step) {
     ck_assert_uint_eq(gauges.step_overdue_us, 0);
     w.capacity.kv_blocks = blocks;
     struct core_input report = {.kind = CORE_INPUT_WORKER_READY,
-                                .ready = {{0}, &w.capacity, w.lanes[0].epoch}};
+                                .ready = {{0}, &w.capacity, w.lanes[0].epoch, 0}};
     tick(&w, &report);
     expect_resized(&w, RESIZE_OUTCOME_DONE, 30);
     core_gauges(w.core, w.now_us, &gauges);
