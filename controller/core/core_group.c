@@ -450,9 +450,10 @@ static void tell_admissions(struct core *core, struct group *g, const struct pla
     for (uint32_t i = 0; i < plan->admit_count; i++) {
         uint32_t index = scheduler_owner(g->scheduler, plan->admits[i].ref);
         struct request *request = request_at(core->requests, index);
-        if (request->admitted_us != 0) {
-            continue;    // resumed after a loss
+        if (request->announced) {
+            continue;    // resumed after a loss, or evicted before
         }
+        request->announced = true;
         request->admitted_us = core->now_us;
         core->counters.prefix_queries += request->spec.prompt_count;
         core->counters.prefix_hits += request->cached;

@@ -142,6 +142,10 @@ uint32_t request_table_add(struct request_table *table, const struct core_reques
     return index;
 }
 
+void request_go_behind(struct request_table *table, uint32_t index) {
+    request_at(table, index)->order = ++table->arrivals;
+}
+
 void request_table_remove(struct request_table *table, uint32_t index) {
     struct request *request = request_at(table, index);
     index_remove(table, index);

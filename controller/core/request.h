@@ -59,7 +59,8 @@ struct request {
     struct core_request spec;
     uint64_t order;    // of arrival, unique
     uint64_t arrived_us;
-    uint64_t admitted_us;    // for the first time; 0 before
+    bool announced;          // ADMITTED was told
+    uint64_t admitted_us;    // for the first time
     uint64_t deadline_us;    // for the first token; UINT64_MAX: none
     uint64_t held_us;        // since when it cannot be admitted for want of memory; 0: it can
     uint32_t evictions;
@@ -82,6 +83,8 @@ void request_table_destroy(struct request_table *table);
 
 // A new WAITING request; its index, or REQUEST_NONE when the table is full.
 uint32_t request_table_add(struct request_table *table, const struct core_request *spec);
+// As if it had arrived now.
+void request_go_behind(struct request_table *table, uint32_t index);
 void request_table_remove(struct request_table *table, uint32_t index);
 struct request *request_at(struct request_table *table, uint32_t index);
 // All entries, by index: for passes over many, whose indices are known to be live.

@@ -367,17 +367,28 @@ static void plan_chunk(struct scheduler *s, struct step_plan *plan, uint32_t slo
 
 // ---- how much of which prompt ------------------------------------------------------------------
 
-// Tokens of prompts that the step has time for, beside its decode rows.
-static uint32_t tokens_in_time(const struct scheduler *s, uint32_t rows, uint32_t tokens_max) {
+// Until the cost model has learnt, prompts beside decode rows are bounded by a number.
+static uint32_t open_prompts(struct scheduler *s, uint32_t rows) {
     const struct core_policy *policy = &s->options.policy;
+    uint32_t tokens_max = s->allowed.tokens - rows;
+    s->time_us = 0;
     if (s->cost.steps < COST_LEARNT_STEPS) {
         return rows == 0 ? tokens_max : smaller(tokens_max, BOUND_PREFILL_CONTENDED_TOKENS);
     }
-    double budget_us = rows == 0 ? policy->prefill_step_us : policy->itl_target_us;
-    uint32_t tokens = cost_model_chunk(&s->cost, &s->shape, 0, tokens_max, budget_us);
-    // Something goes on in any case: prompts are not put off by decode rows that take all the time.
-    uint32_t least = smaller(s->block_tokens, tokens_max);
-    return tokens > least ? tokens : least;
+    s->time_us = rows == 0 ? policy->prefill_step_us : policy->itl_target_us;
+    return tokens_max;
+}
+
+// The most of `tokens` that the step has time for; the context before a chunk costs too. Something
+// goes on in any case: prompts are not put off by decode rows that take all the time.
+uint32_t scheduler_chunk_in_time(const struct scheduler *s, const struct request *request,
+                                 uint32_t tokens) {
+    if (s->time_us == 0) {
+        return tokens;
+    }
+    uint32_t fitting = cost_model_chunk(&s->cost, &s->shape, request->planned, tokens, s->time_us);
+    uint32_t least = s->shape.prefill_tokens == 0 ? smaller(s->block_tokens, tokens) : 0;
+    return fitting > least ? fitting : least;
 }
 
 // Chunks end with blocks unless they end the prompt, or are smaller than one.
@@ -392,7 +403,8 @@ static uint32_t whole_blocks(const struct scheduler *s, const struct request *re
 static uint32_t plan_part(struct scheduler *s, struct step_plan *plan, uint32_t slot,
                           uint32_t tokens) {
     struct request *request = scheduler_request(s, slot);
-    tokens = smaller(tokens, request->prefill_end - request->planned);
+    tokens = scheduler_chunk_in_time(s, request,
+                                     smaller(tokens, request->prefill_end - request->planned));
     uint32_t fitting = scheduler_chunk_that_fits(s, request, tokens);
     s->prompt_waits = s->prompt_waits || (tokens > 0 && fitting == 0);
     if (fitting == 0) {
@@ -447,12 +459,19 @@ static uint32_t plan_prefills(struct scheduler *s, struct step_plan *plan, uint3
     for (uint32_t i = 1; i < count; i++) {
         urgent = is_more_urgent(&list[i], &list[urgent]) ? i : urgent;
     }
-    uint32_t half = count == 1 ? budget : budget - budget / 2;
-    uint32_t others = 0;    // what those who are finished soonest can use
+    // What is divided is what there is time for.
+    uint32_t unused = budget;
+    budget = scheduler_chunk_in_time(s, scheduler_request(s, list[urgent].slot), budget);
+    unused -= budget;
+    // What those who are finished soonest, and those who come in, can use.
+    uint32_t others = s->paused_count > 0 || s->free_slot_count == 0
+                          ? 0
+                          : (uint32_t)(s->waiting_tokens < budget ? s->waiting_tokens : budget);
     for (uint32_t i = 0; i < count; i++) {
         others += i != urgent ? smaller(list[i].rest, budget) : 0;
         others = smaller(others, budget);
     }
+    uint32_t half = others == 0 ? budget : budget - budget / 2;
     // What nobody else can use is the most urgent one's too.
     uint32_t share = half > budget - others ? half : budget - others;
     uint32_t taken = plan_part(s, plan, list[urgent].slot, share);
@@ -476,7 +495,7 @@ static uint32_t plan_prefills(struct scheduler *s, struct step_plan *plan, uint3
         budget -= plan_part(s, plan, list[best].slot, budget);
         list[best].rest = 0;
     }
-    return budget;
+    return budget + unused;
 }
 
 // ---- the step ----------------------------------------------------------------------------------
@@ -516,7 +535,7 @@ static void plan_step(struct scheduler *s, struct step_plan *plan, uint64_t seq)
     uint32_t rows = plan_decodes(s, plan);
     step_plan_decode_rows(plan, rows);
     scheduler_plan_pool(s, plan);    // before prompts and admissions, which could take the places
-    uint32_t budget = tokens_in_time(s, rows, s->allowed.tokens - rows);
+    uint32_t budget = open_prompts(s, rows);
     budget = plan_prefills(s, plan, budget);
     scheduler_admit(s, plan, budget);
 }
@@ -774,7 +793,8 @@ void scheduler_stop(struct scheduler *s) {
     safety_tree_reset(s->safety, 0);
     s->free_slot_count = 0;
     s->retire_count = 0;
-    s->short_blocks = 0;
+    s->wanted_blocks = 0;
+    s->wanted_slots = 0;
     s->best_effort_short = false;
 }
 

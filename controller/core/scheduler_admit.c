@@ -24,21 +24,21 @@ static void add_claim(struct scheduler *s, struct request *request) {
     request->claim = (struct safety_claim){total - request->block_count, request->exclusive};
     if (request->guaranteed) {
         safety_tree_add(s->safety, request->claim);
+        s->expected_more += more_expected(request);
     } else {
         s->best_effort += request->exclusive;
-        s->expected_best_effort += more_expected(request);
+        s->expected_more_best_effort += more_expected(request);
     }
-    s->expected_more += more_expected(request);
 }
 
 void scheduler_drop_claim(struct scheduler *s, struct request *request) {
     if (request->guaranteed) {
         safety_tree_remove(s->safety, request->claim);
+        s->expected_more -= more_expected(request);
     } else {
         s->best_effort -= request->claim.held;
-        s->expected_best_effort -= more_expected(request);
+        s->expected_more_best_effort -= more_expected(request);
     }
-    s->expected_more -= more_expected(request);
 }
 
 // What is free, what will be without anybody finishing (quarantine is already coming back, and what
@@ -49,6 +49,11 @@ uint32_t scheduler_reachable_free(const struct scheduler *s) {
     uint64_t reachable = (uint64_t)kv_blocks_total(s->options.blocks) + s->best_effort;
     INVARIANT(scheduler_live_blocks(s) <= reachable);
     return (uint32_t)(reachable - scheduler_live_blocks(s));
+}
+
+// Free, or free without anybody's doing.
+static uint32_t coming(const struct scheduler *s) {
+    return kv_blocks_free(s->options.blocks) + kv_blocks_quarantined(s->options.blocks);
 }
 
 static bool is_safe_without(const struct scheduler *s, uint32_t blocks) {
@@ -68,7 +73,7 @@ bool scheduler_take_block(struct scheduler *s, uint32_t slot) {
         request->exclusive--;
         add_claim(s, request);
         // Others may have to leave for it; where it is not safe, that would not help.
-        s->short_blocks += safe && request->guaranteed ? 1 : 0;
+        s->wanted_blocks += safe && request->guaranteed ? 1 : 0;
         s->best_effort_short = s->best_effort_short || !request->guaranteed;
         return false;
     }
@@ -206,8 +211,12 @@ static uint32_t count_free(const struct scheduler *s, const uint32_t *ids, uint3
 
 // Blocks at the end of a sequence like others of its class.
 static uint32_t expected_blocks(const struct scheduler *s, const struct request *request) {
-    double tokens = request->spec.prompt_count + s->mean_output[request->spec.class_];
+    double output = s->mean_output[request->spec.class_];
     uint32_t most = positions_max(request);
+    if (output == 0 && !request->guaranteed) {
+        return scheduler_blocks_for(s, most);    // nothing is known: it may take all it asks for
+    }
+    double tokens = request->spec.prompt_count + output;
     tokens = tokens < request->known ? request->known : tokens;
     return scheduler_blocks_for(s, tokens < most ? (uint32_t)tokens : most);
 }
@@ -216,10 +225,14 @@ static uint32_t expected_blocks(const struct scheduler *s, const struct request 
 // pause.
 static bool is_crowded(const struct scheduler *s, const struct request *request, uint32_t leaves) {
     double guard = s->options.policy.guard[request->spec.class_];
+    uint64_t more = s->expected_more;
     double left = (double)scheduler_reachable_free(s) - leaves;
-    // Best effort gives way to a guaranteed one, so what it expects does not keep that out.
-    uint64_t expected = s->expected_more - (request->guaranteed ? s->expected_best_effort : 0);
-    return guard > 0 && s->running > 0 && (double)expected > guard * left;
+    if (!request->guaranteed) {
+        // What others of its kind hold is not free for it.
+        more += s->expected_more_best_effort;
+        left = (double)coming(s) - leaves;
+    }
+    return guard > 0 && s->running > 0 && (double)more > guard * left;
 }
 
 // Another one waits for memory with a ticket: those of its class and below leave it what it needs.
@@ -249,7 +262,7 @@ static bool take_first_blocks(struct scheduler *s, uint32_t index, uint32_t *ids
     add_claim(s, request);
     bool safe = is_safe_without(s, leaves) && !is_crowded(s, request, leaves);
     if (!safe || kv_blocks_free(blocks) < leaves) {
-        s->short_blocks += safe && request->guaranteed ? leaves - kv_blocks_free(blocks) : 0;
+        s->wanted_blocks += safe && request->guaranteed ? leaves : 0;
         scheduler_drop_claim(s, request);
         request->block_count = 0;
         request->exclusive = 0;
@@ -340,12 +353,15 @@ static void hold(struct scheduler *s, uint32_t index) {
     }
 }
 
-// A step without place for one of its tokens admits nobody: it would hold blocks for nothing.
+// A step without place for one of its tokens, or time for a block of them, admits nobody: it would
+// hold blocks for nothing.
 static bool has_place(const struct scheduler *s, struct request *request) {
     request->planned = 0;
     request->prefill_end = request->known;
     request->len_max = scheduler_length_max(s, &request->spec);
-    return scheduler_chunk_that_fits(s, request, 1) > 0;
+    uint32_t least = smaller(s->block_tokens, request->known);
+    return scheduler_chunk_that_fits(s, request, 1) > 0 &&
+           scheduler_chunk_in_time(s, request, least) == least;
 }
 
 // While work is split, only suspects come in, the earliest first.
@@ -377,6 +393,22 @@ static uint32_t admit_suspects(struct scheduler *s, struct step_plan *plan, uint
     return budget;
 }
 
+// Where all slots are taken, best-effort requests have to leave theirs to who waits.
+static void want_slots(struct scheduler *s) {
+    if (s->free_slot_count > 0 || s->best_effort == 0) {
+        return;
+    }
+    struct waiting_walk walk;
+    waiting_walk_begin(s->waiting, &walk);
+    for (;;) {
+        uint32_t index = waiting_walk_next(s->waiting, &walk);
+        if (index == WAITING_NONE || !request_at(s->options.requests, index)->guaranteed) {
+            return;
+        }
+        s->wanted_slots++;
+    }
+}
+
 // Nobody is admitted while a guaranteed request is paused, or while a prompt waits for which the
 // step has no place: it would be overtaken without end.
 uint32_t scheduler_admit(struct scheduler *s, struct step_plan *plan, uint32_t budget) {
@@ -405,12 +437,21 @@ uint32_t scheduler_admit(struct scheduler *s, struct step_plan *plan, uint32_t b
             hold(s, index);
         }
     }
+    want_slots(s);
     return budget;
 }
 
 // ---- eviction ----------------------------------------------------------------------------------
 
-// The best-effort request that loses least: of those computed least, the one that holds most.
+static bool loses_less(const struct request *a, const struct request *b) {
+    if (a->evictions != b->evictions) {
+        return a->evictions < b->evictions;
+    }
+    return a->computed != b->computed ? a->computed < b->computed : a->block_count > b->block_count;
+}
+
+// The best-effort request that loses least: of those evicted least often the one that is computed
+// least, and holds most.
 static uint32_t choose_victim(struct scheduler *s, uint32_t spared) {
     uint32_t best = REQUEST_NONE;
     for (uint32_t i = 0; i < s->running; i++) {
@@ -421,8 +462,7 @@ static uint32_t choose_victim(struct scheduler *s, uint32_t spared) {
         }
         const struct request *least =
             best == REQUEST_NONE ? NULL : request_at(s->options.requests, best);
-        if (least == NULL || request->computed < least->computed ||
-            (request->computed == least->computed && request->block_count > least->block_count)) {
+        if (least == NULL || loses_less(request, least)) {
             best = index;
         }
     }
@@ -449,18 +489,18 @@ static void evict(struct scheduler *s, uint32_t index, uint64_t seq) {
     s->evicted_tokens += request->computed;
     request->evictions++;
     scheduler_release(s, index, seq);
+    // Others of its tenant have their turn before it is in the way again.
+    request_go_behind(s->options.requests, index);
     scheduler_enter(s, index);
-}
-
-static uint32_t coming(const struct scheduler *s) {
-    return kv_blocks_free(s->options.blocks) + kv_blocks_quarantined(s->options.blocks);
 }
 
 void scheduler_evict(struct scheduler *s, uint64_t seq) {
     uint32_t victim;
-    while (coming(s) < s->short_blocks &&
+    uint32_t slots = s->free_slot_count + s->retire_count;
+    while ((coming(s) < s->wanted_blocks || slots < s->wanted_slots) &&
            (victim = choose_victim(s, REQUEST_NONE)) != REQUEST_NONE) {
         evict(s, victim, seq);
+        slots++;
     }
     // Best-effort requests among themselves: the oldest goes on, so that they do not wait for each
     // other.
@@ -470,6 +510,7 @@ void scheduler_evict(struct scheduler *s, uint64_t seq) {
             evict(s, victim, seq);
         }
     }
-    s->short_blocks = 0;
+    s->wanted_blocks = 0;
+    s->wanted_slots = 0;
     s->best_effort_short = false;
 }

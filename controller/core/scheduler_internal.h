@@ -66,13 +66,15 @@ struct scheduler {
     struct waiting_line *waiting;
     struct cost_model cost;
     uint64_t now_us;
-    uint32_t suspect_count;           // running or waiting
-    uint32_t paused_count;            // guaranteed ones that run and lack blocks
-    uint32_t best_effort;             // blocks that only best-effort requests hold
-    uint32_t short_blocks;            // that guaranteed requests lacked in the last step
-    bool best_effort_short;           // a best-effort one lacked a block
-    uint64_t expected_more;           // blocks that running requests are expected to take yet
-    uint64_t expected_best_effort;    // of these, those of best-effort ones
+    uint32_t suspect_count;    // running or waiting
+    uint32_t paused_count;     // guaranteed ones that run and lack blocks
+    uint32_t best_effort;      // blocks that only best-effort requests hold
+    uint32_t wanted_blocks;    // free ones that guaranteed requests looked for in vain
+    uint32_t wanted_slots;
+    double time_us;            // of the step, for prompts and all; 0: not known yet
+    bool best_effort_short;    // a best-effort one lacked a block
+    // Blocks that running requests are expected to take yet: guaranteed ones, and best-effort ones.
+    uint64_t expected_more, expected_more_best_effort;
     double mean_output[REQUEST_CLASS_COUNT];    // tokens, smoothed; 0: unknown
     uint32_t ticket;                            // request whose need is left alone, or REQUEST_NONE
     uint32_t ticket_blocks;
@@ -151,6 +153,9 @@ bool scheduler_may_run(const struct scheduler *s, const struct request *request)
 // The most of `tokens` that the step has place for.
 uint32_t scheduler_chunk_that_fits(const struct scheduler *s, const struct request *request,
                                    uint32_t tokens);
+// And that it has time for.
+uint32_t scheduler_chunk_in_time(const struct scheduler *s, const struct request *request,
+                                 uint32_t tokens);
 // One chunk of a request that was just admitted, within `budget` tokens. Returns what is left.
 uint32_t scheduler_first_chunk(struct scheduler *s, struct step_plan *plan, uint32_t slot,
                                uint32_t budget);
