@@ -29,6 +29,8 @@ const struct scenario scenarios[] = {
     {"fleet_cache", scenario_fleet_cache,
      "cached beginnings are found across eight groups, and load is even", false},
     {"fleet_nodes", scenario_fleet_nodes, "one hour of a recorded trace on 64 nodes", false},
+    {"overload", scenario_overload,
+     "who would be served too late is refused before; who is served is served in time", false},
     {"policy_azure", scenario_policy_azure,
      "more decode tokens per step than reservation, nothing evicted or computed again", false},
     {"policy_mooncake", scenario_policy_mooncake,

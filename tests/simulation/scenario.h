@@ -79,6 +79,8 @@ void scenario_priority_slots(struct scenario_run *run);
 void scenario_group_away(struct scenario_run *run);
 void scenario_fleet_cache(struct scenario_run *run);
 void scenario_fleet_nodes(struct scenario_run *run);
+// scenario_overload.c: more than can be served
+void scenario_overload(struct scenario_run *run);
 // scenario_policy.c: beside other policies, on recorded traffic
 void scenario_policy_azure(struct scenario_run *run);
 void scenario_policy_mooncake(struct scenario_run *run);
