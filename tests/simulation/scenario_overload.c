@@ -76,7 +76,8 @@ static void count(const struct sim_world *world, struct outcome *out) {
 // Several times as many clients as the machine can serve, for five minutes. Where nobody is refused
 // the line grows without end and at last nobody is served in time (vllm#18826). Here those who
 // would be served too late are told so, at once or as soon as it is certain, with a time to come
-// again, and those who are served are served in time; the machine does nearly as much as without a bound.
+// again, and those who are served are served in time; the machine does nearly as much as without a
+// bound.
 void scenario_overload(struct scenario_run *run) {
     struct outcome bounded, unbounded;
     struct sim_world *world = overload(run, TARGET_S, &bounded);
