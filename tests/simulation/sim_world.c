@@ -182,15 +182,17 @@ static bool fault_is_due(const struct sim_world *world, const struct sim_client 
     if (tokens > world->options.machine.envelope.seq_tokens) {
         return true;    // it came while nobody could say that it is too long
     }
+    bool up = false, awaited = false;
     for (uint32_t i = 0; i < world->options.groups; i++) {
         const struct sim_group *group = &world->groups[i];
-        bool too_long = group->state != SIM_GROUP_UP &&
-                        world->now_us - group->away_us >= sim_core_recovery_us();
-        if (!too_long && need <= sim_worker_capacity(group->worker)->kv_blocks) {
+        bool is_up = group->state == SIM_GROUP_UP;
+        if (is_up && need <= sim_worker_capacity(group->worker)->kv_blocks) {
             return false;    // it can run there
         }
+        up = up || is_up;
+        awaited = awaited || (!is_up && world->now_us - group->away_us < sim_core_recovery_us());
     }
-    return true;
+    return up || !awaited;    // those that are there are too small, or nobody comes back
 }
 
 // ---- what the core says ------------------------------------------------------------------------
