@@ -50,7 +50,7 @@ static enum status check_config(const struct model_config *c, struct error *err)
     TRY(check_range("KV head count", c->kv_head_count, 1, c->q_head_count, err));
     TRY(check_range("head dimension", c->head_dim, 2, BOUND_HEAD_DIM, err));
     TRY(check_range("vocabulary", c->vocabulary, 1, BOUND_VOCABULARY_TOKENS, err));
-    TRY(check_range("context length", c->context, 1, UINT32_MAX, err));
+    TRY(check_range("context length", c->context, 2, UINT32_MAX, err));
     if (c->q_head_count % c->kv_head_count != 0) {
         return error_set(err, STATUS_CORRUPT, "%u heads do not divide over %u KV heads",
                          c->q_head_count, c->kv_head_count);
@@ -197,11 +197,17 @@ static enum status read_scaling(const struct json *scaling, struct rope_config *
                                 struct error *err) {
     const char *type = NULL;
     bool found = false;
+    if (json_kind(scaling) != JSON_KIND_OBJECT) {
+        return error_set(err, STATUS_CORRUPT, "config.json: the rotary scaling is no object");
+    }
     TRY(json_field_string(scaling, "rope_type", &type, NULL, &found, err));
     if (!found) {
         TRY(json_field_string(scaling, "type", &type, NULL, &found, err));
     }
     TRY(read_f64(scaling, "rope_theta", &rope->theta, err));
+    if (!found && !json_absent(json_get(scaling, "factor"))) {
+        return error_set(err, STATUS_UNSUPPORTED, "config.json: a rotary scaling without its type");
+    }
     if (!found || strcmp(type, "default") == 0) {
         return STATUS_OK;
     }

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Goal: rotary frequencies under every scaling equal the recorded numbers. Method: the golden
-// vectors of the model notes (float64, rounded), and the measure reader's placement on a hand-made
+// Goal: rotary frequencies under every scaling equal the recorded numbers, and a scaling that is
+// not understood is refused rather than left out. Method: the golden vectors of the model notes
+// (float64, rounded), small config.json files, and the measure reader's placement on a hand-made
 // sequence.
 #include "tests/unit/suites.h"
 #include "worker/model/model_config.h"
 #include "worker/model/reader.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static void near_to(double have, double want) {
@@ -69,6 +72,42 @@ START_TEST(linear_scaling_divides) {
 }
 END_TEST
 
+static enum status read_with(const char *member) {
+    char dir[] = "/tmp/tare-test-config-XXXXXX", path[64];
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    FILE *file = fopen(path, "w");
+    ck_assert_ptr_nonnull(file);
+    fprintf(file,
+            "{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":96,"
+            "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"vocab_size\":256,"
+            "\"max_position_embeddings\":128%s}",
+            member);
+    fclose(file);
+    struct weights *weights = NULL;
+    struct model_config config;
+    ck_assert_int_eq(weights_open(dir, &weights, NULL), STATUS_OK);
+    enum status status = model_config_read(weights, &config, NULL);
+    weights_close(weights);
+    remove(path);
+    remove(dir);
+    return status;
+}
+
+START_TEST(a_scaling_that_is_not_understood_is_refused) {
+    ck_assert_int_eq(read_with(""), STATUS_OK);
+    ck_assert_int_eq(read_with(",\"rope_scaling\":null"), STATUS_OK);
+    ck_assert_int_eq(read_with(",\"rope_scaling\":{\"rope_theta\":500000.0}"), STATUS_OK);
+    ck_assert_int_eq(read_with(",\"rope_scaling\":{\"type\":\"linear\",\"factor\":2}"), STATUS_OK);
+    ck_assert_int_eq(read_with(",\"rope_scaling\":{\"factor\":2}"), STATUS_UNSUPPORTED);
+    ck_assert_int_eq(read_with(",\"rope_scaling\":{\"type\":\"new\",\"factor\":2}"),
+                     STATUS_UNSUPPORTED);
+    ck_assert_int_eq(read_with(",\"rope_scaling\":\"linear\""), STATUS_CORRUPT);
+    ck_assert_int_eq(read_with(",\"rope_scaling\":2"), STATUS_CORRUPT);
+    ck_assert_int_eq(read_with(",\"rope_scaling\":[]"), STATUS_CORRUPT);
+}
+END_TEST
+
 START_TEST(both_readers_place_memory_alike_and_reuse_what_was_dropped) {
     static _Alignas(64) uint8_t arena[4096];
     struct op_ctx ctx = {0};
@@ -103,6 +142,7 @@ Suite *suite_model_config(void) {
     tcase_add_test(tc, llama3_frequencies_match);
     tcase_add_test(tc, yarn_frequencies_match);
     tcase_add_test(tc, linear_scaling_divides);
+    tcase_add_test(tc, a_scaling_that_is_not_understood_is_refused);
     tcase_add_test(tc, both_readers_place_memory_alike_and_reuse_what_was_dropped);
     suite_add_tcase(suite, tc);
     return suite;
