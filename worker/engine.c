@@ -3,6 +3,7 @@
 
 #include "common/clock.h"
 #include "common/hash.h"
+#include "common/integers.h"
 #include "common/invariant.h"
 #include "common/log.h"
 #include "common/memory.h"
@@ -588,10 +589,6 @@ static enum status take_seal(struct engine *engine, bool *taken, struct error *e
     return o->kv_bytes > 0 ? STATUS_OK : memory_plan_set_kv(plan, o, left, err);
 }
 
-static uint32_t min_u32(uint32_t a, uint32_t b) {
-    return a < b ? a : b;
-}
-
 // What the planned steps would take.
 static enum status simulate_steps(const struct engine *engine, struct engine_times *out,
                                   struct error *err) {
@@ -602,12 +599,12 @@ static enum status simulate_steps(const struct engine *engine, struct engine_tim
     const struct envelope *e = &plan->limits.envelope;
     const struct ops *ops = engine->table->ops(engine->device);
     const struct op_ctx *ctx = engine->table->ctx(engine->device);
-    uint32_t seqs = min_u32(min_u32(e->seqs, e->tokens), plan->limits.kv_blocks);
+    uint32_t seqs = u32_min(u32_min(e->seqs, e->tokens), plan->limits.kv_blocks);
     uint32_t each = plan->limits.kv_blocks / seqs;
-    each = min_u32(each, BOUND_SEQ_TOKENS / plan->limits.block_tokens);
-    uint32_t rows = min_u32(e->tokens, e->seq_tokens);
+    each = u32_min(each, BOUND_SEQ_TOKENS / plan->limits.block_tokens);
+    uint32_t rows = u32_min(e->tokens, e->seq_tokens);
     out->decode =
-        (struct simulate_shape){seqs, 1, min_u32(each * plan->limits.block_tokens, e->seq_tokens)};
+        (struct simulate_shape){seqs, 1, u32_min(each * plan->limits.block_tokens, e->seq_tokens)};
     out->prefill = (struct simulate_shape){1, rows, rows};
     TRY(simulate_step(engine->model, ops, ctx, &plan->kv, &plan->tiles, &out->decode,
                       &out->decode_cost, err));

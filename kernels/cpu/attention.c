@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/attention.h"
 
+#include "common/integers.h"
 #include "common/invariant.h"
 #include "kernels/cpu/kv_page.h"
 
@@ -10,16 +11,8 @@
 // tile (so at most so many are cut), the others are results of chunks in flight.
 enum { PARTS_PER_SUM = 3 };
 
-static uint32_t min_u32(uint32_t a, uint32_t b) {
-    return a < b ? a : b;
-}
-
 static uint32_t div_up(uint32_t a, uint32_t b) {
     return a / b + (a % b != 0);
-}
-
-static size_t align64(size_t bytes) {
-    return (bytes + 63) & ~(size_t)63;
 }
 
 // ---- scratch -----------------------------------------------------------------------------------
@@ -54,22 +47,23 @@ static size_t lay_out(const struct op_ctx *ctx, const struct op_attention_args *
     struct job job = {.args = args, .kernels = kernels};
     job.group = args->q_head_count / kv->kv_head_count;
     job.tile_rows = job.group >= ATTENTION_TILE_QUERIES ? 1 : ATTENTION_TILE_QUERIES / job.group;
-    job.tile_rows = min_u32(job.tile_rows, args->step->row_count);
+    job.tile_rows = u32_min(job.tile_rows, args->step->row_count);
     job.tile_queries = job.tile_rows * job.group;
     uint32_t parts =
         args->parts > 0 ? args->parts : OP_ATTENTION_PARTS_PER_THREAD * ctx->thread_count;
     job.split_max = parts / PARTS_PER_SUM;    // below three parts nothing is cut
     job.slot_count = job.split_max > 0 ? parts - job.split_max : 0;
-    job.part_bytes = align64((size_t)job.tile_queries * (kv->head_dim + 2) * sizeof(float));
-    job.kernel_bytes = align64(kernels->thread_scratch_bytes(job.tile_queries, kv->head_dim));
+    job.part_bytes = bytes_to_lines((size_t)job.tile_queries * (kv->head_dim + 2) * sizeof(float));
+    job.kernel_bytes =
+        bytes_to_lines(kernels->thread_scratch_bytes(job.tile_queries, kv->head_dim));
     job.thread_bytes = job.kernel_bytes + 2 * job.part_bytes;
 
     uintptr_t start = (uintptr_t)base;
     uintptr_t at = start;
     job.seq_tile = (uint32_t *)at;
-    at += align64(((size_t)args->step->seq_count + 1) * sizeof(uint32_t));
+    at += bytes_to_lines(((size_t)args->step->seq_count + 1) * sizeof(uint32_t));
     job.split_item = (uint32_t *)at;
-    at += align64(((size_t)job.split_max + 1) * sizeof(uint32_t));
+    at += bytes_to_lines(((size_t)job.split_max + 1) * sizeof(uint32_t));
     job.sums = (uint8_t *)at;
     at += job.split_max * job.part_bytes;
     job.slots = (uint8_t *)at;
@@ -132,7 +126,7 @@ static struct attention_tile tile_at(const struct job *job, uint32_t task_index,
         .kv_head = task_index % kv_heads,
         .group = job->group,
         .row_begin = row,
-        .row_end = min_u32(row + job->tile_rows, step->seq_row[low + 1]),
+        .row_end = u32_min(row + job->tile_rows, step->seq_row[low + 1]),
         .scratch = job->thread_scratch + job->thread_bytes * thread_index,
     };
 }
@@ -205,7 +199,7 @@ static void merge_task(void *arg, uint32_t task_index, uint32_t thread_index) {
     struct attention_tile tile = tile_at(job, task_index, thread_index);
     struct attention_part sum = part_at(job, job->sums + job->part_bytes * task_index);
     uint32_t begin = first > job->item_begin ? first : job->item_begin;
-    uint32_t end = min_u32(last, job->item_end);
+    uint32_t end = u32_min(last, job->item_end);
     for (uint32_t item = begin; item < end; item++) {
         uint8_t *slot = job->slots + job->part_bytes * (item - job->item_begin);
         struct attention_part part = part_at(job, slot);
@@ -224,7 +218,7 @@ static void run_split(const struct op_ctx *ctx, struct job *job, uint32_t task_c
     uint32_t item_count = job->split_item[task_count];
     for (uint32_t begin = 0; begin < item_count; begin += job->slot_count) {
         job->item_begin = begin;
-        job->item_end = min_u32(begin + job->slot_count, item_count);
+        job->item_end = u32_min(begin + job->slot_count, item_count);
         ctx->parallel(ctx->pool, job->item_end - begin, chunk_task, job);
         ctx->parallel(ctx->pool, task_count, merge_task, job);
     }

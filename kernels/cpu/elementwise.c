@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/elementwise.h"
 
+#include "common/integers.h"
 #include "common/invariant.h"
 #include "kernels/cpu/arith.h"
 #include "kernels/cpu/pack.h"
@@ -17,16 +18,12 @@ static uint32_t task_count(uint32_t rows, uint32_t cols) {
     return rows / per_task + (rows % per_task != 0);
 }
 
-static uint32_t min_u32(uint32_t a, uint32_t b) {
-    return a < b ? a : b;
-}
-
 static void embed_task(void *arg, uint32_t task_index, uint32_t thread_index) {
     (void)thread_index;
     const struct op_embed_args *args = arg;
     const struct op_weight *weight = args->weight;
     uint32_t per_task = rows_per_task(weight->cols);
-    uint32_t end = min_u32((task_index + 1) * per_task, args->step->row_count);
+    uint32_t end = u32_min((task_index + 1) * per_task, args->step->row_count);
     for (uint32_t r = task_index * per_task; r < end; r++) {
         INVARIANT(args->step->token[r] >= 0);
         pack_decode_row(weight, (uint32_t)args->step->token[r], args->y + (size_t)r * weight->cols);
@@ -56,7 +53,7 @@ static void norm_task(void *arg, uint32_t task_index, uint32_t thread_index) {
     struct norm_job *job = arg;
     const struct op_rms_norm_args *args = job->args;
     uint32_t per_task = rows_per_task(args->cols);
-    uint32_t end = min_u32((task_index + 1) * per_task, args->row_count);
+    uint32_t end = u32_min((task_index + 1) * per_task, args->row_count);
     for (uint32_t r = task_index * per_task; r < end; r++) {
         size_t at = (size_t)r * args->cols;
         job->row(args->x + at, args->weight, args->y + at, args->cols, args->eps);

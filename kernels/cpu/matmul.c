@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/matmul.h"
 
+#include "common/integers.h"
 #include "common/invariant.h"
 #include "kernels/cpu/arith.h"
 
@@ -13,16 +14,8 @@ enum { STRIP_GROUPS_LONG = 6, STRIP_GROUPS_SHORT = 3, TASKS_PER_THREAD = 8 };
 // Input elements that one thread prepares faster than two can agree to share.
 enum { PREPARE_ALONE_ELEMENTS = 4096 };
 
-static uint32_t min_u32(uint32_t a, uint32_t b) {
-    return a < b ? a : b;
-}
-
 static uint32_t div_up(uint32_t a, uint32_t b) {
     return a / b + (a % b != 0);
-}
-
-static size_t align64(size_t bytes) {
-    return (bytes + 63) & ~(size_t)63;
 }
 
 // ---- scratch -----------------------------------------------------------------------------------
@@ -53,14 +46,14 @@ static uint32_t pass_rows(const struct op_matmul_args *args) {
 static size_t lay_out_input(const struct op_matmul_args *args, uint8_t *base,
                             struct matmul_input *out) {
     uint32_t cols = args->weight[0]->cols;
-    size_t rows = min_u32(args->rows.most, pass_rows(args));
+    size_t rows = u32_min(args->rows.most, pass_rows(args));
     struct matmul_input input = {.cols = cols, .block_count = cols / PACK_BLOCK};
     uintptr_t start = (uintptr_t)base;
     uintptr_t at = start;
     if (any_weight(args, is_quantised)) {
-        size_t block_bytes = align64(rows * input.block_count * sizeof(float));
+        size_t block_bytes = bytes_to_lines(rows * input.block_count * sizeof(float));
         input.q = (int8_t *)at;
-        at += align64(rows * cols);
+        at += bytes_to_lines(rows * cols);
         input.scale = (float *)at;
         at += block_bytes;
         input.sum = (float *)at;
@@ -68,11 +61,11 @@ static size_t lay_out_input(const struct op_matmul_args *args, uint8_t *base,
     }
     if (any_weight(args, is_signed)) {
         input.q16 = (int16_t *)at;
-        at += align64(rows * cols * sizeof(int16_t));
+        at += bytes_to_lines(rows * cols * sizeof(int16_t));
     }
     if (any_weight(args, pack_is_plain)) {
         input.x = (float *)at;
-        at += align64(rows * cols * sizeof(float));
+        at += bytes_to_lines(rows * cols * sizeof(float));
     }
     *out = input;
     return at - start;
@@ -82,7 +75,7 @@ size_t matmul_scratch(const struct op_ctx *ctx, const struct op_matmul_args *arg
                       const struct matmul_kernels *kernels) {
     struct matmul_input input;
     return lay_out_input(args, NULL, &input) +
-           align64(kernels->thread_scratch_bytes) * ctx->thread_count;
+           bytes_to_lines(kernels->thread_scratch_bytes) * ctx->thread_count;
 }
 
 // ---- input -------------------------------------------------------------------------------------
@@ -130,7 +123,7 @@ static void prepare_task(void *arg, uint32_t task_index, uint32_t thread_index) 
     (void)thread_index;
     struct job *job = arg;
     uint32_t begin = task_index * job->rows_per_prepare_task;
-    uint32_t end = min_u32(begin + job->rows_per_prepare_task, job->input.row_count);
+    uint32_t end = u32_min(begin + job->rows_per_prepare_task, job->input.row_count);
     for (uint32_t r = begin; r < end; r++) {
         uint32_t row = job->pass_begin + r;
         uint32_t in_row = job->args->row_index != NULL ? job->args->row_index[row] : row;
@@ -167,9 +160,9 @@ static void tile_task(void *arg, uint32_t task_index, uint32_t thread_index) {
         .weight = weight,
         .input = &job->input,
         .group_begin = group_begin,
-        .group_end = min_u32(group_begin + job->strip_groups[w], pack_group_count(weight->rows)),
+        .group_end = u32_min(group_begin + job->strip_groups[w], pack_group_count(weight->rows)),
         .row_begin = row_begin,
-        .row_end = min_u32(row_begin + job->panel_rows, job->input.row_count),
+        .row_end = u32_min(row_begin + job->panel_rows, job->input.row_count),
         .y = job->args->y[w] + (size_t)job->pass_begin * y_stride,
         .y_stride = y_stride,
         .accumulate = job->args->accumulate,
@@ -219,11 +212,11 @@ void matmul_run(const struct op_ctx *ctx, const struct op_matmul_args *args,
     struct job job = {.args = args, .kernels = kernels};
     size_t input_bytes = lay_out_input(args, ctx->scratch, &job.input);
     job.thread_scratch = ctx->scratch + input_bytes;
-    job.thread_scratch_bytes = align64(kernels->thread_scratch_bytes);
+    job.thread_scratch_bytes = bytes_to_lines(kernels->thread_scratch_bytes);
     uint32_t row_count = op_rows_now(&args->rows);
     for (uint32_t begin = 0; begin < row_count; begin += pass_rows(args)) {
         job.pass_begin = begin;
-        job.input.row_count = min_u32(row_count - begin, pass_rows(args));
+        job.input.row_count = u32_min(row_count - begin, pass_rows(args));
         prepare_rows(ctx, &job);
         run_tiles(ctx, &job);
     }

@@ -2,13 +2,10 @@
 #include "kernels/cpu/pack.h"
 
 #include "common/bounds.h"
+#include "common/integers.h"
 #include "common/invariant.h"
 
 #include <string.h>
-
-static uint32_t min_u32(uint32_t a, uint32_t b) {
-    return a < b ? a : b;
-}
 
 // ---- shapes ------------------------------------------------------------------------------------
 
@@ -218,7 +215,7 @@ static void pack_one_row(enum dtype dtype, uint8_t *group, size_t step_bytes, un
 static size_t group_offset(enum dtype dtype, uint32_t rows, uint32_t cols, uint32_t group_index,
                            size_t *step_bytes) {
     uint32_t strip_first = group_index - group_index % PACK_STRIP;
-    uint32_t strip_groups = min_u32(pack_group_count(rows) - strip_first, PACK_STRIP);
+    uint32_t strip_groups = u32_min(pack_group_count(rows) - strip_first, PACK_STRIP);
     size_t unit_bytes = (size_t)PACK_ROWS * dtype_block_bytes(dtype);
     *step_bytes = unit_bytes * strip_groups;
     return pack_group_bytes(dtype, cols) * strip_first + unit_bytes * (group_index % PACK_STRIP);

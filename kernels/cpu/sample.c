@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu/sample.h"
 
+#include "common/integers.h"
 #include "common/invariant.h"
 #include "common/rng.h"
 
@@ -28,13 +29,10 @@ struct memory {
     double *block_sum;    // [vocabulary / 256 + 1]
 };
 
-static size_t align64(size_t bytes) {
-    return (bytes + 63) & ~(size_t)63;
-}
-
 static size_t thread_bytes(uint32_t vocabulary) {
     size_t block_count = vocabulary / SAMPLE_BLOCK + 1;
-    return 4 * align64((size_t)vocabulary * 4) + align64(block_count * sizeof(double));
+    return 4 * bytes_to_lines((size_t)vocabulary * 4) +
+           bytes_to_lines(block_count * sizeof(double));
 }
 
 size_t sample_scratch(const struct op_ctx *ctx, const struct op_sample_args *args) {
@@ -43,7 +41,7 @@ size_t sample_scratch(const struct op_ctx *ctx, const struct op_sample_args *arg
 
 static struct memory memory_at(uint8_t *base, uint32_t vocabulary) {
     uintptr_t at = (uintptr_t)base;
-    size_t step = align64((size_t)vocabulary * 4);
+    size_t step = bytes_to_lines((size_t)vocabulary * 4);
     return (struct memory){
         .adjusted = (float *)at,
         .count = (uint32_t *)(at + step),

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "common/integers.h"
 #include "common/invariant.h"
 #include "worker/model/model.h"
 #include <math.h>
@@ -14,10 +15,6 @@ struct dense_buffers {
     float *q, *k, *v, *a;    // [rows, heads * head_dim]
     float *gate, *up;        // [rows of a tile, inter]
 };
-
-static uint32_t min_u32(uint32_t a, uint32_t b) {
-    return a < b ? a : b;
-}
 
 static void attention_block(const struct model_view *m, struct reader *reader,
                             const struct forward_step *step, uint32_t layer,
@@ -119,11 +116,11 @@ static void mlp_block(const struct model_view *m, struct reader *reader,
     const struct model_config *c = m->config;
     const uint32_t *row_count = &step->step->row_count;
     INVARIANT(step->tiles.mlp_rows > 0);
-    uint32_t tile = min_u32(*row_count, step->tiles.mlp_rows);
+    uint32_t tile = u32_min(*row_count, step->tiles.mlp_rows);
     b->gate = reader_take_f32(reader, (size_t)tile * c->inter);
     b->up = reader_take_f32(reader, (size_t)tile * c->inter);
     for (uint32_t done = 0; done < *row_count; done += tile) {
-        struct op_rows rows = {min_u32(*row_count - done, tile), row_count, done};
+        struct op_rows rows = {u32_min(*row_count - done, tile), row_count, done};
         mlp_tile(m, reader, step, layer, rows, b->x + (size_t)done * c->hidden, b);
     }
     reader_drop(reader, b->up);
@@ -140,13 +137,13 @@ static void output_block(const struct model_view *m, struct reader *reader,
         return;
     }
     INVARIANT(step->tiles.logit_rows > 0);
-    uint32_t tile_max = min_u32(logit_count, step->tiles.logit_rows);
+    uint32_t tile_max = u32_min(logit_count, step->tiles.logit_rows);
     float *logits = reader_take_f32(reader, (size_t)tile_max * c->vocabulary);
     // Every rank draws from all logits, and so the same token.
     float *all =
         m->shard.world == 1 ? logits : reader_take_f32(reader, (size_t)tile_max * m->vocabulary);
     for (uint32_t done = 0; done < logit_count; done += tile_max) {
-        struct op_rows rows = {min_u32(logit_count - done, tile_max), &step->step->logit_count,
+        struct op_rows rows = {u32_min(logit_count - done, tile_max), &step->step->logit_count,
                                done};
         // The measure reader needs counts only; its step has no arrays.
         const uint32_t *row_index = step->logit_row == NULL ? NULL : step->logit_row + done;

@@ -2,6 +2,7 @@
 #include "worker/step/batch.h"
 
 #include "common/hash.h"
+#include "common/integers.h"
 #include "common/invariant.h"
 #include "common/memory.h"
 #include <string.h>
@@ -59,12 +60,8 @@ struct batch {
 
 // ---- memory ------------------------------------------------------------------------------------
 
-static size_t aligned(size_t bytes) {
-    return (bytes + 63) & ~(size_t)63;
-}
-
 static size_t array_bytes(size_t count, size_t element_bytes) {
-    return aligned(count * element_bytes);
+    return bytes_to_lines(count * element_bytes);
 }
 
 size_t batch_step_bytes(const struct plan_limits *limits) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/step/rehearsal.h"
 
+#include "common/integers.h"
 #include "common/invariant.h"
 #include "common/memory.h"
 
@@ -22,10 +23,6 @@ static uint32_t blocks_for(const struct plan_limits *limits, uint32_t tokens) {
     return (tokens + limits->block_tokens - 1) / limits->block_tokens;
 }
 
-static uint32_t min_u32(uint32_t a, uint32_t b) {
-    return a < b ? a : b;
-}
-
 static uint32_t length_of(const struct script *script, uint32_t prompt) {
     return prompt + (script->decodes ? 2 : 1);
 }
@@ -33,12 +30,12 @@ static uint32_t length_of(const struct script *script, uint32_t prompt) {
 // As many sequences as a step may have rows for, sharing its tokens.
 static void choose_shape(const struct plan_limits *limits, struct script *script) {
     const struct envelope *e = &limits->envelope;
-    script->seqs = min_u32(e->seqs, e->tokens);
+    script->seqs = u32_min(e->seqs, e->tokens);
     script->decodes = e->seq_tokens > 2;
     uint32_t prompt_max = script->decodes ? e->seq_tokens - 2 : 1;
-    script->chunk = min_u32(e->tokens / script->seqs, prompt_max);
+    script->chunk = u32_min(e->tokens / script->seqs, prompt_max);
     uint32_t left = e->tokens - script->chunk * script->seqs;
-    script->rest = min_u32(left, prompt_max - script->chunk);
+    script->rest = u32_min(left, prompt_max - script->chunk);
     script->blocks_each = blocks_for(limits, length_of(script, script->chunk));
     script->blocks_longest = blocks_for(limits, length_of(script, script->chunk + script->rest));
 }
@@ -47,7 +44,7 @@ static void choose_shape(const struct plan_limits *limits, struct script *script
 static void limit_shape(const struct plan_limits *limits, struct script *script) {
     INVARIANT(limits->kv_blocks >= script->blocks_longest);    // else the start was refused
     uint32_t others = (limits->kv_blocks - script->blocks_longest) / script->blocks_each;
-    script->seqs = min_u32(script->seqs, 1 + others);
+    script->seqs = u32_min(script->seqs, 1 + others);
     uint32_t used = script->blocks_longest + (script->seqs - 1) * script->blocks_each;
     script->spare = limits->kv_blocks > used ? 1 : 0;
 }

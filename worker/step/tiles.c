@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/step/tiles.h"
 
+#include "common/integers.h"
 #include "common/invariant.h"
 
 enum {
@@ -13,12 +14,8 @@ enum {
     ROWS_SMALLEST = 16,
 };
 
-static uint32_t min_u32(uint32_t a, uint32_t b) {
-    return a < b ? a : b;
-}
-
 static uint32_t clamp(uint32_t value, uint32_t least, uint32_t most) {
-    return value < least ? least : min_u32(value, most);
+    return value < least ? least : u32_min(value, most);
 }
 
 // ---- the ends of the range ---------------------------------------------------------------------
@@ -28,16 +25,16 @@ void tiles_ask(const struct envelope *envelope, uint32_t thread_count, uint64_t 
     bool given = budget_bytes > 0;
     uint32_t tokens = envelope->tokens;
     uint32_t logit_rows = clamp(envelope->logit_rows, 1, tokens);
-    uint32_t rows_least = min_u32(ROWS_SMALLEST, tokens);
+    uint32_t rows_least = u32_min(ROWS_SMALLEST, tokens);
     *out = (struct tiles_question){
         .step_tokens = tokens,
         .least = {.logit_rows = 1,
                   .mlp_rows = rows_least,
                   .matmul_rows = rows_least,
                   .attention_parts = 1},
-        .most = {.logit_rows = given ? logit_rows : min_u32(logit_rows, LOGIT_ROWS_USEFUL),
-                 .mlp_rows = given ? tokens : min_u32(tokens, MLP_ROWS_USEFUL),
-                 .matmul_rows = min_u32(tokens, OP_MATMUL_PASS_ROWS),
+        .most = {.logit_rows = given ? logit_rows : u32_min(logit_rows, LOGIT_ROWS_USEFUL),
+                 .mlp_rows = given ? tokens : u32_min(tokens, MLP_ROWS_USEFUL),
+                 .matmul_rows = u32_min(tokens, OP_MATMUL_PASS_ROWS),
                  .attention_parts = OP_ATTENTION_PARTS_PER_THREAD * thread_count},
         .limit_bytes = given ? budget_bytes : share_bytes,
         .required = given,
