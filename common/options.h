@@ -32,7 +32,8 @@
     X(API_KEY, "api-key", LIST, NULL, OPTION_SC_, "server", 0, 0, NULL,                            \
       "keys clients must present; repeatable")                                                     \
     X(API_KEY_FILE, "api-key-file", STRING, NULL, OPTION_SC_, "server", 0, 0, NULL,                \
-      "file with one key per line, '#' comments, optional name: prefix")                           \
+      "file with one key per line, '#' comments: [NAME:]KEY [class=C weight=X concurrency=N "      \
+      "requests-per-minute=N tokens-per-minute=N]")                                                \
     X(REQUIRE_AUTH, "require-auth", BOOL, "false", OPTION_SC_, "server", 0, 0, NULL,               \
       "refuse to start without a key on a non-loopback address")                                   \
     X(METRICS_REQUIRE_KEY, "metrics-require-key", BOOL, "false", OPTION_SC_, "server", 0, 0, NULL, \

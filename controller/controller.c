@@ -62,8 +62,7 @@ struct controller {
     struct model_text *text;
     struct api_model model;
     const char *names[BOUND_NAMES];
-    struct keys keys[2];    // the ones in use, and the ones before: open calls name their key
-    uint32_t keys_used;     // index
+    struct keys keys;
     const char *origins[BOUND_NAMES];
     char host_name[HOST_BYTES];
     char run_dir[PATH_BYTES];
@@ -403,7 +402,7 @@ static void announce(struct controller *c, const struct message_capacity *capaci
         .host = config_string(c->config, OPTION_HOST),
         .port = http_server_port(c->server),
         .uds = config_string(c->config, OPTION_UDS),
-        .api_key_hint = c->keys[c->keys_used].count > 0 ? "$TARE_API_KEY" : NULL,
+        .api_key_hint = c->keys.count > 0 ? "$TARE_API_KEY" : NULL,
         .start_seconds = (double)(clock_monotonic_us() - c->start_us) / 1e6,
         .capacity = capacity,
     };
@@ -524,7 +523,7 @@ static enum status create_core(struct controller *c, struct error *err) {
         .group = 1,
         .depth = (uint32_t)config_int(c->config, OPTION_PIPELINE_DEPTH),
         .groups_max = 1,
-        .tenant_max = BOUND_API_KEYS + 1,
+        .tenant_max = KEYS_ACCOUNTS + 1,
     };
     TRY(policy_load(c->config, &config.policy, err));
     TRY(draw_secret(config.prefix_secret, sizeof config.prefix_secret, err));
@@ -542,11 +541,11 @@ static bool is_loopback(const char *host) {
 }
 
 static enum status fill_gate(struct controller *c, struct api_gate *gate, struct error *err) {
-    TRY(keys_load(c->config, &c->keys[0], err));
+    TRY(keys_load(c->config, &c->keys, err));
     const char *host = config_string(c->config, OPTION_HOST);
     // A socket file is guarded by its mode, and no web page can make a browser call it.
     bool file = config_string(c->config, OPTION_UDS) != NULL;
-    bool open = c->keys[0].count == 0 && !file && !is_loopback(host);
+    bool open = c->keys.count == 0 && !file && !is_loopback(host);
     if (open && config_bool(c->config, OPTION_REQUIRE_AUTH)) {
         error_hint(err, "give --api-key or --api-key-file, or listen on 127.0.0.1");
         return error_set(err, STATUS_INVALID, "--require-auth: no key for host %s", host);
@@ -559,8 +558,8 @@ static enum status fill_gate(struct controller *c, struct api_gate *gate, struct
     TRY(take_list(c, OPTION_ALLOWED_ORIGINS, c->origins, &origins, err));
     bool named = gethostname(c->host_name, sizeof c->host_name - 1) == 0;
     *gate = (struct api_gate){
-        .keys = c->keys[0].keys,
-        .key_count = c->keys[0].count,
+        .keys = c->keys.keys,
+        .key_count = c->keys.count,
         .metrics_require_key = config_bool(c->config, OPTION_METRICS_REQUIRE_KEY),
         .loopback_only = !file && is_loopback(host),
         .host_name = named ? c->host_name : NULL,
@@ -798,7 +797,7 @@ enum status controller_check(const struct config *config, struct error *err) {
     struct core_policy policy;
     enum status status = policy_load(config, &policy, err);
     if (status == STATUS_OK) {
-        status = keys_load(config, &c->keys[0], err);
+        status = keys_load(config, &c->keys, err);
     }
     if (status == STATUS_OK) {
         status = load_text(c, err);
@@ -810,14 +809,12 @@ enum status controller_check(const struct config *config, struct error *err) {
 
 void controller_reload(struct controller *c) {
     struct error err = {0};
-    uint32_t other = 1 - c->keys_used;
-    if (keys_load(c->config, &c->keys[other], &err) != STATUS_OK) {
+    if (keys_load(c->config, &c->keys, &err) != STATUS_OK) {
         log_error("controller", "API keys stay as they were because=\"%s\"", err.message);
         return;
     }
-    c->keys_used = other;
-    api_set_keys(c->api, c->keys[other].keys, c->keys[other].count);
-    log_info("controller", "API keys read again count=%u", c->keys[other].count);
+    api_set_keys(c->api, c->keys.keys, c->keys.count);
+    log_info("controller", "API keys read again count=%u", c->keys.count);
 }
 
 void controller_stop(struct controller *c) {

@@ -2,31 +2,107 @@
 #include "controller/keys.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { LINE_BYTES = 1024 };
+static const double WEIGHT_MIN = 0.01, WEIGHT_MAX = 100;
 
-static enum status add_key(struct keys *keys, const char *text, bool may_be_named,
-                           struct error *err) {
-    if (keys->count == BOUND_API_KEYS) {
+// ---- one entry ---------------------------------------------------------------------------------
+
+static enum status parse_positive(const char *name, const char *text, int64_t most, int64_t *out,
+                                  struct error *err) {
+    if (!config_human_int(text, out) || *out < 1 || *out > most) {
+        return error_set(err, STATUS_INVALID, "%s is '%s'; it takes a number from 1, such as 60",
+                         name, text);
+    }
+    return STATUS_OK;
+}
+
+static enum status parse_weight(const char *text, float *out, struct error *err) {
+    char *end = NULL;
+    double weight = strtod(text, &end);
+    if (end == text || *end != '\0' || !(weight >= WEIGHT_MIN && weight <= WEIGHT_MAX)) {
+        return error_set(err, STATUS_INVALID, "weight is '%s'; it takes a number from %g to %g",
+                         text, WEIGHT_MIN, WEIGHT_MAX);
+    }
+    *out = (float)weight;
+    return STATUS_OK;
+}
+
+static enum status parse_attribute(const char *name, const char *text, struct keys_entry *out,
+                                   struct error *err) {
+    const int64_t tokens_most = (int64_t)1 << 50;
+    int64_t number = 0;
+    if (strcmp(name, "class") == 0) {
+        return core_class_parse(text, strlen(text), &out->class_)
+                   ? STATUS_OK
+                   : error_set(err, STATUS_INVALID,
+                               "class is '%s'; it is realtime, standard or batch", text);
+    }
+    if (strcmp(name, "weight") == 0) {
+        return parse_weight(text, &out->weight, err);
+    }
+    if (strcmp(name, "concurrency") == 0) {
+        TRY(parse_positive(name, text, UINT32_MAX, &number, err));
+        out->limits.concurrency = (uint32_t)number;
+    } else if (strcmp(name, "requests-per-minute") == 0) {
+        TRY(parse_positive(name, text, tokens_most, &number, err));
+        out->limits.requests_per_minute = (double)number;
+    } else if (strcmp(name, "tokens-per-minute") == 0) {
+        TRY(parse_positive(name, text, tokens_most, &number, err));
+        out->limits.tokens_per_minute = (double)number;
+    } else {
+        error_hint(err, "attributes are class, weight, concurrency, requests-per-minute and "
+                        "tokens-per-minute");
+        return error_set(err, STATUS_INVALID, "there is no attribute '%.64s' of a key", name);
+    }
+    return STATUS_OK;
+}
+
+// Cuts the next word off; NULL at the end.
+static char *next_word(char **at) {
+    char *word = *at + strspn(*at, " \t");
+    size_t bytes = strcspn(word, " \t");
+    *at = word + bytes + (word[bytes] == '\0' ? 0 : 1);
+    word[bytes] = '\0';
+    return bytes == 0 ? NULL : word;
+}
+
+static enum status add_entry(struct keys *keys, const char *key, const struct keys_entry *entry,
+                             struct error *err) {
+    if (keys->entry_count == BOUND_API_KEYS) {
         return error_set(err, STATUS_INVALID, "more than %u API keys", BOUND_API_KEYS);
     }
-    struct api_key *key = &keys->keys[keys->count];
-    char *name = keys->names[keys->count];
-    const char *colon = may_be_named ? strchr(text, ':') : NULL;
-    name[0] = '\0';
-    if (colon != NULL) {
-        snprintf(name, sizeof keys->names[0], "%.*s", (int)(colon - text), text);
-        text = colon + 1;
-    }
-    if (text[0] == '\0') {
+    if (key[0] == '\0') {
         return error_set(err, STATUS_INVALID, "an API key is empty");
     }
-    api_key_digest(text, strlen(text), key->digest);
-    key->name = name;
-    key->class_ = REQUEST_CLASS_STANDARD;
-    keys->count++;
+    struct keys_entry *place = &keys->entries[keys->entry_count++];
+    *place = *entry;
+    api_key_digest(key, strlen(key), place->digest);
     return STATUS_OK;
+}
+
+// "[NAME:]KEY [ATTRIBUTE=VALUE ...]"
+static enum status parse_line(struct keys *keys, char *line, struct error *err) {
+    struct keys_entry entry = {.class_ = REQUEST_CLASS_STANDARD, .weight = 1};
+    char *at = line;
+    char *key = next_word(&at);
+    char *colon = strchr(key, ':');
+    if (colon != NULL) {
+        snprintf(entry.name, sizeof entry.name, "%.*s", (int)(colon - key), key);
+        key = colon + 1;
+    }
+    for (char *word = next_word(&at); word != NULL; word = next_word(&at)) {
+        char *equals = strchr(word, '=');
+        if (equals == NULL) {
+            return error_set(err, STATUS_INVALID,
+                             "behind a key there are attributes such as class=batch");
+        }
+        *equals = '\0';
+        TRY(parse_attribute(word, equals + 1, &entry, err));
+    }
+    return add_entry(keys, key, &entry, err);
 }
 
 static enum status load_file(const char *path, struct keys *keys, struct error *err) {
@@ -34,7 +110,7 @@ static enum status load_file(const char *path, struct keys *keys, struct error *
     if (file == NULL) {
         return error_set_os(err, STATUS_NOT_FOUND, "API key file '%s' cannot be opened", path);
     }
-    uint32_t given = keys->count;
+    uint32_t given = keys->entry_count;
     char line[LINE_BYTES];
     enum status status = STATUS_OK;
     for (int number = 1; status == STATUS_OK && fgets(line, sizeof line, file) != NULL; number++) {
@@ -46,13 +122,10 @@ static enum status load_file(const char *path, struct keys *keys, struct error *
         }
         line[length] = '\0';
         char *start = line + strspn(line, " \t");
-        for (size_t end = strlen(start); end > 0 && strchr(" \t", start[end - 1]) != NULL; end--) {
-            start[end - 1] = '\0';
-        }
         if (start[0] == '\0' || start[0] == '#') {
             continue;
         }
-        status = add_key(keys, start, true, err);
+        status = parse_line(keys, start, err);
         if (status != STATUS_OK) {
             error_context(err, "API key file '%s' line %d", path, number);
         }
@@ -63,18 +136,99 @@ static enum status load_file(const char *path, struct keys *keys, struct error *
     }
     fclose(file);
     // Somebody who names a file wants keys: without one the server would be open to everybody.
-    if (status == STATUS_OK && keys->count == given) {
+    if (status == STATUS_OK && keys->entry_count == given) {
         error_hint(err, "write one key per line");
         status = error_set(err, STATUS_INVALID, "API key file '%s' has no keys", path);
     }
     return status;
 }
 
-enum status keys_load(const struct config *config, struct keys *out, struct error *err) {
-    memset(out, 0, sizeof *out);
+// ---- accounts ----------------------------------------------------------------------------------
+
+// UINT32_MAX: it has none.
+static uint32_t find_account(const struct keys *keys, const uint8_t *digest) {
+    for (uint32_t i = 0; i < KEYS_ACCOUNTS; i++) {
+        if (keys->listed[i] != 0 && memcmp(keys->digests[i], digest, HASH_SHA256_BYTES) == 0) {
+            return i;
+        }
+    }
+    return UINT32_MAX;
+}
+
+// Of those without an open call, the one that was never taken or whose key is gone longest.
+static uint32_t free_account(const struct keys *keys) {
+    uint32_t best = UINT32_MAX;
+    for (uint32_t i = 0; i < KEYS_ACCOUNTS; i++) {
+        bool free = keys->accounts[i].open == 0 && keys->listed[i] < keys->loads;
+        if (free && (best == UINT32_MAX || keys->listed[i] < keys->listed[best])) {
+            best = i;
+        }
+    }
+    return best;
+}
+
+static void list_account(struct keys *keys, uint32_t at, const struct keys_entry *entry) {
+    struct api_account *account = &keys->accounts[at];
+    keys->listed[at] = keys->loads;
+    memcpy(keys->digests[at], entry->digest, HASH_SHA256_BYTES);
+    memcpy(account->name, entry->name, sizeof account->name);
+    account->tenant = at + 1;
+    account->class_ = entry->class_;
+    account->weight = entry->weight;
+    const struct api_limits *old = &account->limits, *new = &entry->limits;
+    // Another limit begins with a full bucket: what was used of the old one says nothing.
+    if (old->requests_per_minute != new->requests_per_minute ||
+        old->tokens_per_minute != new->tokens_per_minute) {
+        account->filled_us = 0;
+    }
+    account->limits = *new;
+}
+
+// What was read becomes what holds. Known keys first, so that no new one takes their place.
+static enum status list_all(struct keys *keys, struct error *err) {
+    uint32_t missing = 0, free = 0;
+    keys->loads++;
+    for (uint32_t i = 0; i < keys->entry_count; i++) {
+        missing += find_account(keys, keys->entries[i].digest) == UINT32_MAX ? 1 : 0;
+    }
+    for (uint32_t i = 0; i < KEYS_ACCOUNTS; i++) {
+        bool known = false;
+        for (uint32_t k = 0; keys->listed[i] != 0 && k < keys->entry_count && !known; k++) {
+            known = memcmp(keys->digests[i], keys->entries[k].digest, HASH_SHA256_BYTES) == 0;
+        }
+        free += !known && keys->accounts[i].open == 0 ? 1 : 0;
+    }
+    if (missing > free) {
+        return error_set(err, STATUS_BUSY, "too many keys that are gone have open requests");
+    }
+    for (int pass = 0; pass < 2; pass++) {
+        for (uint32_t i = 0; i < keys->entry_count; i++) {
+            const struct keys_entry *entry = &keys->entries[i];
+            uint32_t at = find_account(keys, entry->digest);
+            if (at == UINT32_MAX && pass == 1) {
+                at = free_account(keys);
+                keys->accounts[at] = (struct api_account){0};
+            }
+            if (at != UINT32_MAX) {
+                list_account(keys, at, entry);
+                memcpy(keys->keys[i].digest, entry->digest, HASH_SHA256_BYTES);
+                keys->keys[i].account = &keys->accounts[at];
+            }
+        }
+    }
+    keys->count = keys->entry_count;
+    return STATUS_OK;
+}
+
+enum status keys_load(const struct config *config, struct keys *keys, struct error *err) {
+    const struct keys_entry plain = {.class_ = REQUEST_CLASS_STANDARD, .weight = 1};
+    keys->entry_count = 0;
     for (uint32_t i = 0; i < config_list_count(config, OPTION_API_KEY); i++) {
-        TRY(add_key(out, config_list_item(config, OPTION_API_KEY, i), false, err));
+        TRY(add_entry(keys, config_list_item(config, OPTION_API_KEY, i), &plain, err));
     }
     const char *path = config_string(config, OPTION_API_KEY_FILE);
-    return path == NULL ? STATUS_OK : load_file(path, out, err);
+    if (path != NULL) {
+        TRY(load_file(path, keys, err));
+    }
+    return list_all(keys, err);
 }

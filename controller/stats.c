@@ -121,6 +121,7 @@ struct stats {
     bool compat_on;
     struct metric *requests[REQUEST_CLASS_COUNT][FINISH_REASON_COUNT];
     struct metric *rejected[REQUEST_CLASS_COUNT][REJECT_REASON_COUNT];
+    struct metric *over_quota[REQUEST_CLASS_COUNT];
     struct metric *states[REQUEST_STATE_COUNT];
     struct metric *queue_tokens, *queue_oldest;
     struct metric *tokens[TOKEN_KIND_COUNT];
@@ -213,6 +214,11 @@ static void add_requests(struct builder *builder) {
                     COUNTER("tare_requests_rejected_total", "Sequences refused before they began."),
                     labels, 3);
         }
+        labels[2].value = "quota";
+        stats->over_quota[class_] =
+            add(builder,
+                COUNTER("tare_requests_rejected_total", "Sequences refused before they began."),
+                labels, 3);
     }
     add_each(builder, GAUGE("tare_requests", "Sequences by state."), "state", state_names,
              REQUEST_STATE_COUNT, stats->states);
@@ -491,6 +497,10 @@ void stats_sequence_done(struct stats *stats, const struct stats_sequence *seque
     if (stats->compat_on) {
         metric_observe(stats->compat.decode, seconds(decode_us));
     }
+}
+
+void stats_over_quota(struct stats *stats, enum request_class class_) {
+    metric_increase(stats->over_quota[class_], 1);
 }
 
 void stats_response(struct stats *stats, int http_status) {

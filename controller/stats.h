@@ -51,6 +51,7 @@ struct stats_sequence {
     uint64_t ttft_us, e2e_us;
 };
 void stats_sequence_done(struct stats *stats, const struct stats_sequence *sequence);
+void stats_over_quota(struct stats *stats, enum request_class class_);    // a refused request
 void stats_response(struct stats *stats, int http_status);    // one HTTP answer, streams included
 
 // A plan went out: its kind is remembered by seq until its result comes.

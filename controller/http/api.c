@@ -24,6 +24,7 @@ enum route_flag {
     ROUTE_PREFIX = 8,      // everything below the path
     ROUTE_LATER = 16,      // known, not built: 501
     ROUTE_METRICS = 32,    // open unless metrics_require_key
+    ROUTE_QUOTA = 64,      // counts against the key's quotas
 };
 
 struct route {
@@ -33,8 +34,8 @@ struct route {
 };
 
 static const struct route routes[] = {
-    {"/v1/chat/completions", ROUTE_POST, api_chat_completions},
-    {"/v1/completions", ROUTE_POST, api_completions},
+    {"/v1/chat/completions", ROUTE_POST | ROUTE_QUOTA, api_chat_completions},
+    {"/v1/completions", ROUTE_POST | ROUTE_QUOTA, api_completions},
     {"/v1/models", 0, api_models},
     {"/v1/models/", ROUTE_PREFIX, api_model},
     {"/tokenize", ROUTE_POST, api_tokenize},
@@ -50,8 +51,8 @@ static const struct route routes[] = {
     {"/metrics", ROUTE_METRICS, api_metrics},
     {"/version", 0, api_version},
     // The same under the names of other servers, and without the prefix that users forget.
-    {"/chat/completions", ROUTE_POST, api_chat_completions},
-    {"/completions", ROUTE_POST, api_completions},
+    {"/chat/completions", ROUTE_POST | ROUTE_QUOTA, api_chat_completions},
+    {"/completions", ROUTE_POST | ROUTE_QUOTA, api_completions},
     {"/models", 0, api_models},
     {"/models/", ROUTE_PREFIX, api_model},
     {"/ping", ROUTE_OPEN | ROUTE_POST | ROUTE_GET_TOO, api_health},
@@ -154,7 +155,7 @@ void api_log_access(struct api_visit *visit, struct api_access *access) {
         access->path = request->path;
     }
     access->request_id = visit->request_id;
-    access->key_name = visit->key != NULL ? visit->key->name : "";
+    access->key_name = visit->account != NULL ? visit->account->name : "";
     access->model = access->model != NULL ? access->model : "";
     access->finish = access->finish != NULL ? access->finish : "";
     uint64_t arrived_us = visit->exchange->arrived_us;
@@ -288,9 +289,14 @@ static bool admit(struct api_visit *visit, const struct route **out) {
         answer_options(visit, route);
         return false;
     }
-    if (needs_key(api, route) && !api_gate_key(&api->config.gate, request, &visit->key, &failure)) {
+    const struct api_key *key = NULL;
+    if (needs_key(api, route) && !api_gate_key(&api->config.gate, request, &key, &failure)) {
         api_answer_failure(visit, &failure);
         return false;
+    }
+    if (key != NULL) {
+        visit->account = key->account;
+        visit->salt = hash_bytes(key->digest, sizeof key->digest);
     }
     if (route == NULL) {
         api_fail(&failure, API_CODE_NOT_FOUND, NULL, "There is nothing at this path.");
@@ -315,6 +321,16 @@ static bool admit(struct api_visit *visit, const struct route **out) {
     return true;
 }
 
+bool api_judge_quota(struct api_visit *visit, struct api_failure *failure) {
+    if (visit->account == NULL || api_account_judge(visit->account, visit->now_us, failure)) {
+        return true;
+    }
+    if (visit->api->config.stats != NULL) {
+        stats_over_quota(visit->api->config.stats, visit->account->class_);
+    }
+    return false;
+}
+
 static void on_head(void *ctx, struct http_exchange *exchange, uint64_t now_us) {
     struct api_visit visit;
     const struct route *route = NULL;
@@ -323,7 +339,13 @@ static void on_head(void *ctx, struct http_exchange *exchange, uint64_t now_us) 
         return;    // on_request follows at once and judges it
     }
     begin_visit(&visit, ctx, exchange, now_us);
-    admit(&visit, &route);
+    // A large body is not even read for a key whose quota is used up.
+    bool large = exchange->request->content_length > BOUND_HTTP_INLINE_BODY_BYTES;
+    struct api_failure failure = {0};
+    if (admit(&visit, &route) && large && (route->flags & ROUTE_QUOTA) != 0 &&
+        !api_judge_quota(&visit, &failure)) {
+        api_answer_failure(&visit, &failure);
+    }
 }
 
 static void on_request(void *ctx, struct http_exchange *exchange, uint64_t now_us) {

@@ -114,7 +114,7 @@ void api_on_capacity(struct api *api, const struct message_capacity *capacity); 
 void api_on_worker_lost(struct api *api);               // recovering until the next capacity
 void api_set_overdue(struct api *api, bool overdue);    // a step is past its deadline
 void api_set_draining(struct api *api);
-// Other keys from the next request on. Keeps `keys`; the old ones must stay while calls are open.
+// Other keys from the next request on. Keeps `keys`; accounts must stay while calls are open.
 void api_set_keys(struct api *api, const struct api_key *keys, uint32_t key_count);
 void api_set_failed(struct api *api, const char *reason);    // for good; one sentence
 

@@ -152,6 +152,7 @@ static void on_rejected(struct api_choice *choice, const struct core_action *act
     }
     failure.retry_after_ms = action->rejected.retry_after_ms;
     failure.retryable = failure.retryable && action->rejected.retry_after_ms > 0;
+    api_call_refund(call);
     if (call->kind == API_CALL_KIND_CANARY && api_code_http(failure.code) == 429) {
         api_canary_answer(call, "queue_full");    // others are being served: alive
     } else {

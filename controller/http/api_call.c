@@ -110,9 +110,8 @@ static void take_params(struct api_call *call, struct api_params *params) {
 
 // The class of the key; a request may lower it, never raise it.
 static bool choose_class(struct api_call *call, struct api_failure *failure) {
-    const struct api_key *key = call->visit.key;
-    call->class_ = key != NULL ? key->class_ : REQUEST_CLASS_STANDARD;
-    call->salt = key != NULL ? hash_bytes(key->digest, sizeof key->digest) : 0;
+    const struct api_account *account = call->visit.account;
+    call->class_ = account != NULL ? account->class_ : REQUEST_CLASS_STANDARD;
     struct http_span wish = http_request_field(call->exchange->request, "x-tare-class");
     if (wish.text == NULL) {
         return true;
@@ -174,8 +173,26 @@ struct api_call *api_call_create(struct api_visit *visit, const struct api_call_
     return call;
 }
 
+static uint64_t outputs_of(const struct api_call *call) {
+    uint64_t outputs = 0;
+    for (uint32_t i = 0; i < call->choice_count; i++) {
+        outputs += call->choices[i].output_count;
+    }
+    return outputs;
+}
+
+void api_call_refund(struct api_call *call) {
+    if (call->charged && !call->refunded && outputs_of(call) == 0) {
+        call->refunded = true;
+        api_account_refund(call->visit.account, call->prompt_tokens);
+    }
+}
+
 void api_call_destroy(struct api_call *call) {
     struct api *api = call->visit.api;
+    if (call->charged) {
+        api_account_return(call->visit.account, outputs_of(call));
+    }
     for (uint32_t i = 0; i < call->choice_count; i++) {
         struct api_choice *choice = &call->choices[i];
         if (choice->id != 0) {
@@ -353,7 +370,9 @@ static bool submit_choice(struct api_choice *choice, uint32_t stream, struct api
         .sampling = call->sampling,
         .keys = choice->keys,
         .key_capacity = choice->keys != NULL ? choice->key_capacity : 0,
-        .salt = call->salt,
+        .salt = call->visit.salt,
+        .tenant = call->visit.account != NULL ? call->visit.account->tenant : 0,
+        .weight = call->visit.account != NULL ? call->visit.account->weight : 1,
     };
     request.sampling.stream = stream;
     if (request.sampling.min_tokens > choice->output_max) {
@@ -417,6 +436,14 @@ static bool set_prompts(struct api_call *call, const struct api_reading *reading
     return true;
 }
 
+static void charge(struct api_call *call) {
+    struct api_account *account = call->visit.account;
+    if (account != NULL) {
+        api_account_take(account, call->visit.now_us, call->prompt_tokens);
+        call->charged = true;
+    }
+}
+
 void api_call_start(struct api_visit *visit, enum api_call_kind kind, struct api_reading *reading) {
     struct api *api = visit->api;
     struct api_failure failure = {0};
@@ -427,7 +454,8 @@ void api_call_start(struct api_visit *visit, enum api_call_kind kind, struct api
     }
     const struct api_call_spec spec = {kind, &reading->params, reading->prompt_count};
     struct api_call *call = api_call_create(visit, &spec, &failure);
-    if (call != NULL && set_prompts(call, reading, &failure)) {
+    if (call != NULL && set_prompts(call, reading, &failure) && api_judge_quota(visit, &failure)) {
+        charge(call);
         api_call_submit(call);
         return;
     }

@@ -63,7 +63,8 @@ struct api_call {
     char body_id[API_BODY_ID_BYTES];
     uint64_t created_unix_s;
     enum request_class class_;
-    uint64_t salt;    // of its key: what was computed for one key is found under it alone
+    bool charged;     // to its account, which is told when the call is over
+    bool refunded;    // what it was charged
 
     struct sampling_params sampling;    // shared by all choices but for `stream`
     struct token_bias *bias;
@@ -119,6 +120,8 @@ struct api_choice *api_slot_find(const struct api *api, struct request_id id);
 void api_slot_give_back(struct api *api, struct api_choice *choice);
 void api_call_touch(struct api_call *call);    // api_turn_end will look at it
 void api_choice_finish(struct api_choice *choice, const char *reason);    // `reason` is static
+// The core refused it before anything was done for it: its account gets back what it was charged.
+void api_call_refund(struct api_call *call);
 // Cancels what still runs.
 void api_call_cancel(struct api_call *call);
 

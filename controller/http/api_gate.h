@@ -4,7 +4,7 @@
 
 #include "common/buf.h"
 #include "common/hash.h"
-#include "controller/core/core.h"
+#include "controller/http/api_account.h"
 #include "controller/http/api_errors.h"
 #include "controller/http/http_parse.h"
 #include <stdbool.h>
@@ -25,8 +25,7 @@
 
 struct api_key {
     uint8_t digest[HASH_SHA256_BYTES];    // of the key; the key itself is kept nowhere
-    const char *name;                     // for logs; "" without one
-    enum request_class class_;
+    struct api_account *account;          // NULL: a standard one without limits
 };
 
 struct api_gate {

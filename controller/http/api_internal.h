@@ -32,7 +32,8 @@ struct api_visit {
     struct api *api;
     struct http_exchange *exchange;
     uint64_t now_us;
-    const struct api_key *key;    // NULL without keys
+    struct api_account *account;    // of its key; NULL without keys
+    uint64_t salt;                  // of its key: what was computed for it is found under it alone
     char request_id[API_REQUEST_ID_BYTES];
     bool id_is_clients;
     bool probe;
@@ -102,6 +103,8 @@ void api_answer_json(struct api_visit *visit, int status, const struct buf *body
 void api_answer_failure(struct api_visit *visit, const struct api_failure *failure);
 // The header lines every answer carries, into api->fields.
 void api_begin_fields(const struct api_visit *visit);
+// May the visit's key have one more request? False with the failure filled, and counted.
+bool api_judge_quota(struct api_visit *visit, struct api_failure *failure);
 // Fills a random request id.
 void api_make_id(struct api *api, char out[API_REQUEST_ID_BYTES]);
 void api_log_access(struct api_visit *visit, struct api_access *access);

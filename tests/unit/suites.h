@@ -68,6 +68,7 @@
     X("controller/text/detokenizer", suite_detokenizer)                                            \
     X("controller/http/background", suite_background)                                              \
     X("controller/http/api_reading", suite_api_reading)                                            \
+    X("controller/http/api_account", suite_api_account)                                            \
     X("controller/http/api_gate", suite_api_gate)                                                  \
     X("controller/http/api_params", suite_api_params)                                              \
     X("controller/http/api_routes", suite_api_routes)                                              \

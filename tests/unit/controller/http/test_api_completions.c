@@ -575,6 +575,9 @@ START_TEST(rejections_keep_their_status) {
     } rows[] = {
         {REJECT_REASON_QUEUE_FULL, 2500, 429, "queue_full", "true"},
         {REJECT_REASON_QUEUE_FULL, 0, 429, "queue_full", "false"},
+        {REJECT_REASON_QUEUE_TOKENS, 2500, 429, "queue_full", "true"},
+        {REJECT_REASON_WOULD_MISS, 2500, 429, "would_miss_deadline", "true"},
+        {REJECT_REASON_MISSED, 2500, 429, "would_miss_deadline", "true"},
         {REJECT_REASON_TOO_LARGE, 0, 400, "too_large", NULL},
         {REJECT_REASON_UNAVAILABLE, 1000, 503, "unavailable", "true"},
         {REJECT_REASON_DRAINING, 900000, 503, "draining", "true"},

@@ -43,7 +43,7 @@ START_TEST(local_server_without_a_key_answers_to_local_names_only) {
     gate.loopback_only = false;
     ck_assert(api_gate_host(&gate, head("Host: evil.example\r\n"), &failure));
     gate.loopback_only = true;
-    const struct api_key key = {.name = "a"};
+    const struct api_key key = {.account = NULL};
     gate.keys = &key;
     gate.key_count = 1;
     ck_assert(api_gate_host(&gate, head("Host: evil.example\r\n"), &failure));
@@ -51,7 +51,7 @@ START_TEST(local_server_without_a_key_answers_to_local_names_only) {
 END_TEST
 
 START_TEST(keys_are_found_in_all_three_places) {
-    struct api_key keys[2] = {{.name = "one"}, {.name = "two"}};
+    struct api_key keys[2] = {{.account = NULL}, {.account = NULL}};
     api_key_digest("sk-1", 4, keys[0].digest);
     api_key_digest("sk-2", 4, keys[1].digest);
     const struct api_gate gate = {.keys = keys, .key_count = 2};
@@ -118,7 +118,7 @@ END_TEST
 START_TEST(origins_are_local_or_listed) {
     static const char *const listed[] = {"https://app.example", "http://b"};
     static const char *const any[] = {"*"};
-    const struct api_key key = {.name = ""};
+    const struct api_key key = {.account = NULL};
     const struct api_gate plain = {0};
     const struct api_gate keyed = {.keys = &key, .key_count = 1};
     const struct api_gate list = {.origins = listed, .origin_count = 2};

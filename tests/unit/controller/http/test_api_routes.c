@@ -317,12 +317,12 @@ START_TEST(preflight_is_answered_for_any_route) {
 }
 END_TEST
 
+static struct api_account alice = {.name = "alice", .class_ = REQUEST_CLASS_STANDARD};
 static struct api_key keys[1];
 
 static void with_key(struct api_config *config) {
     api_key_digest("sk-test", 7, keys[0].digest);
-    keys[0].name = "alice";
-    keys[0].class_ = REQUEST_CLASS_STANDARD;
+    keys[0].account = &alice;
     config->gate.keys = keys;
     config->gate.key_count = 1;
 }
