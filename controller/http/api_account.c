@@ -40,7 +40,7 @@ bool api_account_judge(struct api_account *account, uint64_t now_us, struct api_
     const struct api_limits *limits = &account->limits;
     refill(account, now_us);
     if (limits->concurrency > 0 && account->open >= limits->concurrency) {
-        api_fail(failure, API_CODE_QUOTA, NULL, "This API key has %u requests under way; %u may be.",
+        api_fail(failure, API_CODE_QUOTA, NULL, "This key has %u requests under way; %u may be.",
                  account->open, limits->concurrency);
         failure->retry_after_ms = CONCURRENCY_RETRY_US / 1000;
         return false;
