@@ -135,6 +135,7 @@ struct stats {
     struct metric *blocks[BLOCK_STATE_COUNT], *blocks_capacity, *capacity_tokens, *evictions,
         *moved;
     struct metric *worker_up, *heartbeat_age, *epoch, *sealed, *resident, *after_seal;
+    struct metric *device_bytes, *budget_bytes, *foreign_bytes;
     struct metric *responses[RESPONSE_COUNT], *connections;
     struct metric *memory[MEMORY_LINES_MAX];
     char *memory_names[MEMORY_LINES_MAX];
@@ -312,6 +313,15 @@ static void add_engine(struct builder *builder) {
     stats->resident =
         add_one(builder, GAUGE("tare_worker_resident_bytes", "Resident memory of the worker."),
                 "rank", "0");
+    stats->device_bytes =
+        add_one(builder, GAUGE("tare_mem_device_bytes", "Memory that the worker's device has."),
+                "rank", "0");
+    stats->budget_bytes = add_one(
+        builder, GAUGE("tare_mem_budget_bytes", "Of it, what the worker may use."), "rank", "0");
+    stats->foreign_bytes = add_one(
+        builder,
+        GAUGE("tare_mem_foreign_bytes", "Of it, what other processes held when the worker sealed."),
+        "rank", "0");
     stats->after_seal = add_one(
         builder, COUNTER("tare_mem_alloc_after_seal_total", "Device allocations after the seal."),
         "rank", "0");
@@ -643,6 +653,14 @@ static void copy_worker(struct stats *stats, const struct stats_view *view) {
     metric_set(stats->sealed, capacity != NULL ? 1 : 0);
     metric_set(stats->capacity_tokens,
                capacity != NULL ? (double)capacity->kv_blocks * capacity->block_tokens : 0.0);
+    metric_show(stats->device_bytes, capacity != NULL);
+    metric_show(stats->budget_bytes, capacity != NULL);
+    metric_show(stats->foreign_bytes, capacity != NULL);
+    if (capacity != NULL) {
+        metric_set(stats->device_bytes, (double)capacity->device_bytes);
+        metric_set(stats->budget_bytes, (double)capacity->budget_bytes);
+        metric_set(stats->foreign_bytes, (double)capacity->foreign_bytes);
+    }
     metric_show(stats->heartbeat_age, heartbeat != NULL);
     metric_show(stats->resident, heartbeat != NULL);
     metric_show(stats->after_seal, heartbeat != NULL);

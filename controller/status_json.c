@@ -80,6 +80,9 @@ static void write_worker(const struct stats_view *s, struct buf *out) {
     put_count(out, "matmul_rows", c->tiles.matmul_rows);
     put_count(out, "attention_parts", c->tiles.attention_parts);
     close_object(out, "},");
+    put_count(out, "device_bytes", c->device_bytes);
+    put_count(out, "budget_bytes", c->budget_bytes);
+    put_count(out, "foreign_bytes", c->foreign_bytes);
     buf_append_str(out, "\"ledger\":[");
     for (uint32_t i = 0; i < c->line_count; i++) {
         buf_append_str(out, i == 0 ? "{" : ",{");

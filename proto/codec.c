@@ -627,6 +627,9 @@ static enum status capacity_encode(const struct control_message *message, struct
     tiles.attention_parts = in->tiles.attention_parts;
     capacity.tiles = &tiles;
     capacity.kv_note = mutable(in->kv_note == NULL ? "" : in->kv_note);
+    capacity.device_bytes = in->device_bytes;
+    capacity.budget_bytes = in->budget_bytes;
+    capacity.foreign_bytes = in->foreign_bytes;
     void *items = NULL;
     capacity.n_lines = in->line_count;
     capacity.lines = pointer_array(scratch, in->line_count, sizeof **capacity.lines, &items);
@@ -751,6 +754,9 @@ static enum status capacity_decode(const Tare__Capacity *in, struct arena *arena
                   .matmul_rows = in->tiles->matmul_rows,
                   .attention_parts = in->tiles->attention_parts},
         .kv_note = in->kv_note,
+        .device_bytes = in->device_bytes,
+        .budget_bytes = in->budget_bytes,
+        .foreign_bytes = in->foreign_bytes,
         .line_count = (uint32_t)in->n_lines,
         .lines = lines,
     };

@@ -250,6 +250,8 @@ struct message_capacity {
     // After a resize, why the pool is not as large as was asked; "" or NULL otherwise.
     const char *kv_note;
     uint64_t kv_bytes_per_token;
+    // Of the device, of it for us, and of it held by other processes at the last look.
+    uint64_t device_bytes, budget_bytes, foreign_bytes;
     uint32_t vocabulary;
     uint64_t parameters;
     const char *kv_dtype;

@@ -111,6 +111,14 @@ static void log_start(const struct engine *engine) {
 
 // ---- device and plan ---------------------------------------------------------------------------
 
+// What other processes hold of the device by now: never ours, and never part of the budget.
+static void look_at_others(struct engine *engine) {
+    struct memory_ledger *ledger = &engine->ledger;
+    uint64_t seen =
+        engine->table->free_bytes(engine->device) + engine->table->own_bytes(engine->device);
+    ledger->foreign_bytes = ledger->device_bytes > seen ? ledger->device_bytes - seen : 0;
+}
+
 static enum status open_device(struct engine *engine, struct error *err) {
     const struct engine_options *o = &engine->options;
     engine->table = device_find(o->device);
@@ -130,9 +138,7 @@ static enum status open_device(struct engine *engine, struct error *err) {
     memory_ledger_init(&engine->ledger, device, (uint64_t)((double)device * share));
     struct device_options options = {o->device, o->threads, o->isa, &engine->ledger, o->sim};
     TRY(engine->table->open(&options, &engine->device, err));
-    uint64_t seen =
-        engine->table->free_bytes(engine->device) + engine->table->own_bytes(engine->device);
-    engine->ledger.foreign_bytes = device > seen ? device - seen : 0;
+    look_at_others(engine);
     return settle(engine, LEDGER_CONTEXT, err);
 }
 
@@ -415,8 +421,9 @@ static enum status map_pool(struct engine *engine, struct error *err) {
 }
 
 // The device may have less left than the margin by now, or we may hold more than the budget: the
-// pool is the part that gives way.
-static enum status keep_margin(struct engine *engine, bool *changed, struct error *err) {
+// pool is the part that gives way. What it gives, others may take again: `times` as much is given.
+static enum status keep_margin(struct engine *engine, uint64_t times, bool *changed,
+                               struct error *err) {
     struct kv_pool *pool = &engine->pool;
     uint64_t excess = unnamed_bytes(engine);
     uint64_t room = memory_ledger_free(&engine->ledger);
@@ -437,7 +444,7 @@ static enum status keep_margin(struct engine *engine, bool *changed, struct erro
                          (double)kv_pool_bytes(pool) / MIB, (double)give / MIB);
     }
     uint64_t before = kv_pool_bytes(pool);
-    TRY(kv_pool_give(pool, give, err));
+    kv_pool_give(pool, give * times);
     log_warn("engine", "KV pool made smaller after the second rehearsal from_mib=%.1f to_mib=%.1f",
              (double)before / MIB, (double)kv_pool_bytes(pool) / MIB);
     *changed = true;
@@ -450,7 +457,13 @@ static enum status second_rehearsal(struct engine *engine, struct error *err) {
         if (!engine->proven) {
             TRY(rehearse(engine, err));
         }
-        TRY(keep_margin(engine, &changed, err));
+        TRY(keep_margin(engine, 1ull << round, &changed, err));
+    }
+    if (changed) {
+        error_hint(err, "end them, or lower --memory-margin");
+        return error_set(err, STATUS_EXHAUSTED,
+                         "ledger line 'kv pool': other processes took what it gave, %d times",
+                         SHRINKS_MAX);
     }
     return STATUS_OK;
 }
@@ -470,6 +483,9 @@ static void write_capacity(struct engine *engine, struct ledger_line *lines,
         .parameters = model_parameters(engine->model),
         .kv_dtype = plan->kv.dtype == DTYPE_F16 ? "float16" : "float32",
         .threads = engine->table->ctx(engine->device)->thread_count,
+        .device_bytes = engine->ledger.device_bytes,
+        .budget_bytes = engine->ledger.budget_bytes,
+        .foreign_bytes = engine->ledger.foreign_bytes,
         .tiles = plan->tiles,
         .line_count = LEDGER_COUNT,
         .lines = lines,
@@ -545,6 +561,7 @@ static enum status start(struct engine *engine, struct error *err) {
     TRY(second_rehearsal(engine, err));
     TRY(memory_ledger_check(&engine->ledger, err));
     TRY(end_phase(engine, "second rehearsal", LEDGER_UNACCOUNTED, err));
+    look_at_others(engine);
     write_seal(engine);
     write_capacity(engine, engine->lines, &engine->capacity);
     TRY(capacity_validate(&engine->capacity, err));
@@ -728,6 +745,7 @@ enum status engine_resize_kv(struct engine *engine, uint32_t kv_blocks, uint32_t
     plan->kv_bytes = kv_pool_bytes(pool);
     plan->limits.kv_blocks = (uint32_t)(blocks < BOUND_BLOCKS ? blocks : BOUND_BLOCKS);
     executor_set_pool(engine->executor, plan->limits.kv_blocks, plan->limits.envelope.seq_tokens);
+    look_at_others(engine);
     write_capacity(engine, engine->lines, &engine->capacity);
     *after = plan->limits.kv_blocks;
     return status;

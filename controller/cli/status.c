@@ -52,6 +52,11 @@ static void show_worker(const struct json *worker) {
                    (double)count_of(line, "bytes") / MIB, text_of(line, "kind"));
         }
     }
+    printf("  %-18s %10.2f  of %.2f MiB device memory\n", "budget",
+           (double)count_of(worker, "budget_bytes") / MIB,
+           (double)count_of(worker, "device_bytes") / MIB);
+    printf("  %-18s %10.2f  by other processes, not ours\n", "foreign use",
+           (double)count_of(worker, "foreign_bytes") / MIB);
 }
 
 static void show(const struct json *status) {

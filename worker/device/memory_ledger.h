@@ -70,7 +70,7 @@ enum { LEDGER_GRAPHS = LEDGER_GRAPH_1024 - LEDGER_GRAPH_8 + 1, LEDGER_GRAPH_ROWS
 struct memory_ledger {
     uint64_t device_bytes;             // what the device has
     uint64_t budget_bytes;             // what may be used of it
-    uint64_t foreign_bytes;            // what other processes held of it when we came
+    uint64_t foreign_bytes;            // what other processes held of it at the last look
     uint64_t bytes[LEDGER_COUNT];      // charged
     uint64_t planned[LEDGER_COUNT];    // foreseen; shown for lines that are not charged yet
 };

@@ -55,13 +55,17 @@ static void drop_last(struct kv_pool *pool) {
     pool->chunk_count--;
 }
 
-enum status kv_pool_give(struct kv_pool *pool, uint64_t bytes, struct error *err) {
+void kv_pool_give(struct kv_pool *pool, uint64_t bytes) {
     uint64_t have = pool->range.mapped_bytes;
     uint64_t target = kv_chunk_round(&pool->rule, have > bytes ? have - bytes : 0);
     while (pool->range.mapped_bytes > target) {
         drop_last(pool);
     }
-    return kv_pool_grow(pool, pool->range.line, target - pool->range.mapped_bytes, err);
+    struct error err;
+    uint64_t more = target - pool->range.mapped_bytes;
+    if (kv_pool_grow(pool, pool->range.line, more, &err) != STATUS_OK) {
+        return;    // others took it; the pool is smaller then
+    }
 }
 
 void kv_pool_shrink(struct kv_pool *pool, uint64_t bytes_min) {

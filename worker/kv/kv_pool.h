@@ -47,9 +47,9 @@ enum status kv_pool_grow(struct kv_pool *pool, enum ledger_id line, uint64_t byt
                          struct error *err) MUST_USE;
 // Unmaps the last chunks while at least `bytes_min` stay; credits the line they were charged to.
 void kv_pool_shrink(struct kv_pool *pool, uint64_t bytes_min);
-// Start-up only, contents are lost: gives back at least `bytes`, or all there is, and no more than
-// a small chunk more. EXHAUSTED when the device gives nothing in return for a large one.
-enum status kv_pool_give(struct kv_pool *pool, uint64_t bytes, struct error *err) MUST_USE;
+// Start-up only, contents are lost: gives back at least `bytes`, or all there is; no more than a
+// small chunk more, unless others take what a large one left before small ones are mapped there.
+void kv_pool_give(struct kv_pool *pool, uint64_t bytes);
 
 static inline uint64_t kv_pool_bytes(const struct kv_pool *pool) {
     return pool->range.mapped_bytes;

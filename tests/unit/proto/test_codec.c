@@ -173,6 +173,9 @@ START_TEST(a_capacity_report_survives_the_wire) {
         .address = {.epoch = 3},
         .capacity = {.envelope = {512, 64, 8192, 512, 512, 256, 300, 0, 8000, 500000},
                      .kv_note = "64 bytes are missing",
+                     .device_bytes = 9000000000,
+                     .budget_bytes = 8000000000,
+                     .foreign_bytes = 70000,
                      .block_tokens = 32,
                      .kv_blocks = 700,
                      .kv_bytes_per_token = 23040,
@@ -201,6 +204,9 @@ START_TEST(a_capacity_report_survives_the_wire) {
     ck_assert_uint_eq(out.capacity.tiles.matmul_rows, 256);
     ck_assert_uint_eq(out.capacity.tiles.attention_parts, 24);
     ck_assert_str_eq(out.capacity.kv_note, "64 bytes are missing");
+    ck_assert_uint_eq(out.capacity.device_bytes, 9000000000);
+    ck_assert_uint_eq(out.capacity.budget_bytes, 8000000000);
+    ck_assert_uint_eq(out.capacity.foreign_bytes, 70000);
     ck_assert_str_eq(out.capacity.lines[0].name, "weights");
     ck_assert_uint_eq(out.capacity.lines[0].bytes, 1000);
     ck_assert_int_eq(capacity_validate(&out.capacity, NULL), STATUS_OK);

@@ -237,6 +237,85 @@ START_TEST(the_same_holds_for_a_file_and_another_device) {
 }
 END_TEST
 
+// ---- others that take memory while we start
+// ------------------------------------------------------
+
+struct growing {
+    uint32_t asked, from;    // looks at what others hold; from which on they hold `bytes`
+    uint64_t bytes;
+};
+
+static uint64_t growing_answer(void *ctx, const struct sim_charge *charge) {
+    struct growing *g = ctx;
+    if (charge->event != SIM_EVENT_FOREIGN) {
+        return 20 * MIB;
+    }
+    return g->asked++ >= g->from ? g->bytes : 0;
+}
+
+// The first and last ones are each another moment; in between chunk after chunk is mapped. The very
+// last look only reports.
+static uint32_t next_look(uint32_t look, uint32_t looks) {
+    return look + (look < 40 || look + 40 > looks ? 1 : 11);
+}
+
+static enum status start_beside(struct growing *g, struct engine **out, struct error *err) {
+    struct engine_options options = options_for("deploy/models/Qwen3-0.6B", "sim:rtx4090");
+    struct sim_costs costs = {.fn = growing_answer, .ctx = g};
+    options.memory_margin = 256 * (int64_t)MIB;
+    options.sim = &costs;
+    return engine_create(&options, out, err);
+}
+
+// What lies outside the budget takes the first of it; the pool gives the rest, and the margin is
+// kept.
+START_TEST(memory_that_others_take_during_the_start_is_given_by_the_pool) {
+    struct growing quiet = {.from = UINT32_MAX};
+    struct engine *engine = NULL;
+    struct error err = {0};
+    ck_assert_msg(start_beside(&quiet, &engine, &err) == STATUS_OK, "%s", err.message);
+    const struct memory_ledger *ledger = engine_ledger(engine);
+    uint64_t kv = line_bytes(engine, LEDGER_KV);
+    uint64_t outside = ledger->device_bytes - memory_ledger_used(ledger);
+    ck_assert_uint_eq(ledger->foreign_bytes, 0);
+    engine_destroy(engine);
+    uint32_t looks = quiet.asked;
+    ck_assert_uint_gt(looks, 4);
+    for (uint32_t from = 0; from + 1 < looks; from = next_look(from, looks)) {
+        struct growing g = {.from = from, .bytes = outside + 3000 * MIB};
+        ck_assert_msg(start_beside(&g, &engine, &err) == STATUS_OK, "from look %u: %s", from,
+                      err.message);
+        ledger = engine_ledger(engine);
+        uint64_t left = ledger->device_bytes - g.bytes - memory_ledger_used(ledger) +
+                        ledger->bytes[LEDGER_GUARD];
+        ck_assert_uint_eq(ledger->foreign_bytes, g.bytes);
+        ck_assert_msg(left >= 256 * MIB, "from look %u of %u: %.1f MiB are left", from, looks,
+                      (double)left / (double)MIB);
+        ck_assert_uint_le(line_bytes(engine, LEDGER_KV), kv - 3000 * MIB);
+        ck_assert_uint_ge(line_bytes(engine, LEDGER_KV), kv / 2);
+        run_steps(engine, 32);
+        engine_destroy(engine);
+    }
+}
+END_TEST
+
+START_TEST(others_that_take_all_of_it_end_the_start_and_nothing_else) {
+    struct growing quiet = {.from = UINT32_MAX};
+    struct engine *engine = NULL;
+    struct error err = {0};
+    ck_assert_msg(start_beside(&quiet, &engine, &err) == STATUS_OK, "%s", err.message);
+    uint64_t device = engine_ledger(engine)->device_bytes;
+    engine_destroy(engine);
+    for (uint32_t from = 0; from + 1 < quiet.asked; from = next_look(from, quiet.asked)) {
+        struct growing g = {.from = from, .bytes = device};
+        err = (struct error){0};
+        ck_assert_msg(start_beside(&g, &engine, &err) == STATUS_EXHAUSTED, "from look %u", from);
+        ck_assert_msg(strstr(err.message, "ledger line") != NULL, "from look %u: %s", from,
+                      err.message);
+    }
+}
+END_TEST
+
 // ---- M1a: a capture that does not fit ----------------------------------------------------------
 
 enum { M1_TOKEN_BYTES = 21153, M1_CONTEXT = 124000, M1_BLOCK = 64 };
@@ -482,6 +561,8 @@ Suite *suite_device_sim(void) {
     tcase_add_checked_fixture(tc, set_up, tear_down);
     tcase_add_test(tc, whatever_libraries_take_kv_is_what_is_left);
     tcase_add_test(tc, the_same_holds_for_a_file_and_another_device);
+    tcase_add_test(tc, memory_that_others_take_during_the_start_is_given_by_the_pool);
+    tcase_add_test(tc, others_that_take_all_of_it_end_the_start_and_nothing_else);
     tcase_add_test(tc, m1a_a_late_charge_makes_the_pool_smaller_and_the_start_succeed);
     tcase_add_loop_test(tc, m4_graphs_weigh_what_they_cost_and_not_a_sample_of_it, 0, 4);
     tcase_add_test(tc, a_full_device_refuses_by_line_and_gives_back);
