@@ -137,6 +137,8 @@
 #define BOUND_KV_MOVES BOUND_SEQS
 // Chunks of memory behind the KV pool: 64 MiB each on a device of any size. Refuse to grow.
 #define BOUND_KV_CHUNKS 65536u
+// Seals in a directory, under 1 KiB each: some builds times some sets of options. Drop the oldest.
+#define BOUND_SEALS 64u
 // Block ids of one sequence: blocks hold at least 16 tokens. Refuse the worker.
 #define BOUND_BLOCKS_PER_SEQ (BOUND_SEQ_TOKENS / 16u)
 

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/seal.h"
 
+#include "common/bounds.h"
 #include "common/json.h"
 #include "common/mapped_file.h"
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,6 +97,37 @@ static FILE *create_fresh(const char *dir, char *path) {
     return file;
 }
 
+// Keeps the newest of a directory's seals: every build and every set of options leaves one.
+static void drop_oldest(const char *dir) {
+    for (;;) {
+        DIR *files = opendir(dir);
+        char oldest[PATH_BYTES] = "";
+        struct timespec since = {0};
+        unsigned count = 0;
+        for (struct dirent *f = files == NULL ? NULL : readdir(files); f != NULL;
+             f = readdir(files)) {
+            struct stat info;
+            if (strncmp(f->d_name, "seal-", 5) != 0 ||
+                fstatat(dirfd(files), f->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0) {
+                continue;
+            }
+            bool older =
+                info.st_mtim.tv_sec < since.tv_sec ||
+                (info.st_mtim.tv_sec == since.tv_sec && info.st_mtim.tv_nsec < since.tv_nsec);
+            if (count++ == 0 || older) {
+                since = info.st_mtim;
+                snprintf(oldest, sizeof oldest, "%s/%s", dir, f->d_name);
+            }
+        }
+        if (files != NULL) {
+            closedir(files);
+        }
+        if (count <= BOUND_SEALS || unlink(oldest) != 0) {
+            return;
+        }
+    }
+}
+
 enum status seal_write(const char *dir, const struct seal *seal, struct error *err) {
     char path[PATH_BYTES], fresh[PATH_BYTES];
     if (!path_of(dir, seal->digest, "", path) || !path_of(dir, seal->digest, ".XXXXXX", fresh)) {
@@ -116,5 +150,6 @@ enum status seal_write(const char *dir, const struct seal *seal, struct error *e
         unlink(fresh);
         return status;
     }
+    drop_oldest(dir);
     return STATUS_OK;
 }

@@ -2,10 +2,12 @@
 // Goal: a seal is written whole or not at all, whatever lies in its directory, and touches nothing
 // else. Method: real directories with links, pipes and strangers in them, and several processes
 // that write the same seal.
+#include "common/bounds.h"
 #include "tests/unit/suites.h"
 #include "worker/seal.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,6 +141,25 @@ START_TEST(many_writers_of_one_seal_all_succeed) {
 }
 END_TEST
 
+START_TEST(the_newest_are_kept) {
+    for (unsigned i = 0; i < BOUND_SEALS + 3; i++) {
+        snprintf(seal.digest, sizeof seal.digest, "%016x", i);
+        ck_assert_int_eq(seal_write(dir, &seal, NULL), STATUS_OK);
+        // Their times may be equal: an order that does not depend on the clock's steps.
+        snprintf(path, sizeof path, "%s/seal-%s.json", dir, seal.digest);
+        struct timespec times[2] = {{.tv_sec = 1000 + i}, {.tv_sec = 1000 + i}};
+        ck_assert_int_eq(utimensat(AT_FDCWD, path, times, 0), 0);
+    }
+    ck_assert_uint_eq(entries(dir), BOUND_SEALS);
+    struct seal back;
+    for (unsigned i = 0; i < BOUND_SEALS + 3; i++) {
+        char digest[SEAL_DIGEST_BYTES];
+        snprintf(digest, sizeof digest, "%016x", i);
+        ck_assert(seal_read(dir, digest, &back) == (i >= 3));
+    }
+}
+END_TEST
+
 Suite *suite_seal(void) {
     Suite *suite = suite_create("worker/seal");
     TCase *tc = tcase_create("all");
@@ -148,6 +169,7 @@ Suite *suite_seal(void) {
     tcase_add_test(tc, a_link_in_its_place_is_replaced_and_not_followed);
     tcase_add_test(tc, a_pipe_in_its_place_holds_nobody_up);
     tcase_add_test(tc, what_cannot_be_written_leaves_nothing_behind);
+    tcase_add_test(tc, the_newest_are_kept);
     tcase_add_test(tc, many_writers_of_one_seal_all_succeed);
     suite_add_tcase(suite, tc);
     return suite;
