@@ -105,11 +105,21 @@ void memory_ledger_lines(const struct memory_ledger *ledger, struct ledger_line 
     }
 }
 
+// What a table shows: what is there, else what will be. The scratch chunk becomes part of the pool,
+// so until then it is not counted a second time there.
+static uint64_t shown_bytes(const struct memory_ledger *ledger, enum ledger_id id) {
+    if (ledger->bytes[id] > 0) {
+        return ledger->bytes[id];
+    }
+    uint64_t lent = id == LEDGER_KV ? ledger->bytes[LEDGER_SCRATCH] : 0;
+    return ledger->planned[id] > lent ? ledger->planned[id] - lent : 0;
+}
+
 void memory_ledger_print(const struct memory_ledger *ledger, struct buf *out) {
     uint64_t total = 0;
     buf_append_str(out, "memory ledger                    MiB\n");
     for (unsigned i = 0; i < LEDGER_COUNT; i++) {
-        uint64_t bytes = ledger->bytes[i] > 0 ? ledger->bytes[i] : ledger->planned[i];
+        uint64_t bytes = shown_bytes(ledger, (enum ledger_id)i);
         total += bytes;
         if (bytes == 0) {
             continue;    // a device that has no such cost

@@ -204,6 +204,21 @@ START_TEST(what_does_not_fit_says_what_to_change_for_its_line) {
 }
 END_TEST
 
+START_TEST(a_printed_scratch_chunk_is_not_counted_in_the_pool_again) {
+    struct memory_ledger ledger;
+    struct buf table;
+    memory_ledger_init(&ledger, 100 * (uint64_t)MIB, 100 * (uint64_t)MIB);
+    memory_ledger_plan(&ledger, LEDGER_KV, 100 * (uint64_t)MIB);
+    ck_assert_int_eq(memory_ledger_charge(&ledger, LEDGER_SCRATCH, 10 * (uint64_t)MIB, NULL),
+                     STATUS_OK);
+    buf_init(&table, 4096);
+    memory_ledger_print(&ledger, &table);
+    ck_assert_ptr_nonnull(strstr(buf_cstr(&table), "kv pool                         90.00"));
+    ck_assert_ptr_nonnull(strstr(buf_cstr(&table), "total                          100.00"));
+    buf_deinit(&table);
+}
+END_TEST
+
 Suite *suite_device_cpu(void) {
     Suite *suite = suite_create("worker/device/device_cpu");
     TCase *tc = tcase_create("all");
@@ -214,6 +229,7 @@ Suite *suite_device_cpu(void) {
     tcase_add_test(tc, any_order_of_growing_and_shrinking_returns_to_the_same_byte);
     tcase_add_test(tc, a_pool_gives_back_what_others_need_and_little_more);
     tcase_add_test(tc, a_line_above_its_plan_is_named);
+    tcase_add_test(tc, a_printed_scratch_chunk_is_not_counted_in_the_pool_again);
     tcase_add_test(tc, what_does_not_fit_says_what_to_change_for_its_line);
     suite_add_tcase(suite, tc);
     return suite;
