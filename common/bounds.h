@@ -56,6 +56,12 @@
 // ---- HTTP --------------------------------------------------------------------------------------
 // Open client connections. Accept, answer 503, close.
 #define BOUND_HTTP_CONNECTIONS 4096u
+// Requests read in one turn of the loop, so that it ends soon. The rest waits for the next one.
+#define BOUND_HTTP_TURN_REQUESTS 256u
+// A turn that takes longer is slow: counted. One that takes longer yet, often: sockets are not
+// read until it is better.
+#define BOUND_TURN_SLOW_US 2000u
+#define BOUND_TURN_OVERLOAD_US 5000u
 // Request line and header fields. 431.
 #define BOUND_HTTP_HEAD_BYTES (64u * 1024)
 #define BOUND_HTTP_HEADER_FIELDS 128u

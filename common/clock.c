@@ -19,6 +19,10 @@ uint64_t clock_monotonic_us(void) {
     return read_ns(CLOCK_MONOTONIC) / 1000;
 }
 
+uint64_t clock_thread_us(void) {
+    return read_ns(CLOCK_THREAD_CPUTIME_ID) / 1000;
+}
+
 uint64_t clock_unix_s(void) {
     return read_ns(CLOCK_REALTIME) / 1000000000u;
 }

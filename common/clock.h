@@ -13,7 +13,8 @@
 
 uint64_t clock_monotonic_us(void);    // since an arbitrary start; never goes back
 uint64_t clock_monotonic_ns(void);
-uint64_t clock_unix_s(void);     // seconds since 1970, for `created` fields
-uint64_t clock_unix_ms(void);    // for log lines
+uint64_t clock_thread_us(void);    // that the calling thread has computed
+uint64_t clock_unix_s(void);       // seconds since 1970, for `created` fields
+uint64_t clock_unix_ms(void);      // for log lines
 
 #endif

@@ -21,6 +21,7 @@
 #include "controller/startup_text.h"
 #include "controller/stats.h"
 #include "controller/status_json.h"
+#include "controller/turn_watch.h"
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -83,6 +84,9 @@ struct controller {
     bool closing;
     bool closed;
     int exit_code;
+    struct turn_watch turns;
+    uint64_t computed_us;    // by the loop's thread, at the end of the last turn
+    bool paused;             // the server takes no requests
 };
 
 // ---- queue and tick ----------------------------------------------------------------------------
@@ -276,6 +280,8 @@ static void take_snapshot(struct controller *c, struct snapshot *out) {
         .heartbeat_age_us = link.heard_age_us,
         .epoch = link.epoch,
         .connections = http_server_counters(c->server)->open,
+        .requests_deferred = http_server_counters(c->server)->deferred,
+        .slow_turns = c->turns.slow,
     };
 }
 
@@ -365,7 +371,7 @@ static enum status on_resize_kv(void *ctx, const struct admin_resize *ask, struc
     TRY(blocks_asked(c, ask, &blocks, err));
     log_info("controller", "kv resize asked operation=%llu blocks=%u because=\"%.200s\"",
              (unsigned long long)ask->operation, blocks, ask->reason);
-    struct core_input input = {.kind = CORE_INPUT_RESIZE_KV, .resize = {ask->operation, blocks}};
+    struct core_input input = {.kind = CORE_INPUT_RESIZE_KV, .resize = {ask->operation, blocks, 0}};
     enqueue_surely(c, &input);
     tick(c);
     follow_pool(c);
@@ -423,7 +429,8 @@ static void announce(struct controller *c, const struct message_capacity *capaci
 static void on_ready(void *ctx, struct worker_id worker, uint64_t epoch,
                      const struct message_capacity *capacity) {
     struct controller *c = ctx;
-    struct core_input input = {.kind = CORE_INPUT_WORKER_READY, .ready = {worker, capacity, epoch}};
+    struct core_input input = {.kind = CORE_INPUT_WORKER_READY,
+                               .ready = {worker, capacity, epoch, 0}};
     enqueue_surely(c, &input);
     tick(c);
     follow_pool(c);
@@ -772,6 +779,31 @@ bool controller_turn(struct controller *c) {
     return more;
 }
 
+// Back-pressure while turns take too long: requests wait in the kernel, answers go on.
+static void protect_loop(struct controller *c, uint64_t now_us) {
+    bool pause = turn_watch_overloaded(&c->turns, now_us) && !c->closing;
+    if (pause != c->paused) {
+        c->paused = pause;
+        http_server_pause(c->server, pause);
+        if (pause) {
+            stats_ingress_paused(c->stats);
+            log_debug("controller", "turns take too long: no requests are read for a moment");
+        }
+    }
+}
+
+// What the thread computed since the last one: neither its sleep, nor what others had the core for,
+// which fewer requests would not change.
+void controller_turned(struct controller *c) {
+    uint64_t now_us = clock_monotonic_us();
+    uint64_t computed_us = clock_thread_us();
+    uint64_t busy_us = c->computed_us == 0 ? 0 : computed_us - c->computed_us;
+    c->computed_us = computed_us;
+    stats_turn(c->stats, STATS_PHASE_TOTAL, busy_us);
+    turn_watch_add(&c->turns, now_us, busy_us);
+    protect_loop(c, now_us);
+}
+
 bool controller_timer(struct controller *c, uint64_t late_us) {
     stats_loop_lag(c->stats, late_us);
     uint64_t now_us = clock_monotonic_us();
@@ -785,7 +817,8 @@ bool controller_timer(struct controller *c, uint64_t late_us) {
     core_gauges(c->core, now_us, &gauges);
     api_set_overdue(c->api, gauges.step_overdue_us > 0);
     tick(c);
-    return gauges.queued + gauges.prefilling + gauges.decoding > 0;
+    protect_loop(c, now_us);
+    return c->paused || gauges.queued + gauges.prefilling + gauges.decoding > 0;
 }
 
 enum status controller_check(const struct config *config, struct error *err) {

@@ -37,6 +37,8 @@ int controller_fd(const struct controller *controller, uint32_t index);    // po
 
 // Before the loop sleeps. True: there is more to do at once, so it should not sleep.
 bool controller_turn(struct controller *controller);
+// After it, with all that belongs to the turn done: judges how long it took.
+void controller_turned(struct controller *controller);
 // From a timer: ten times a second while it returns true (there is work), else once a second.
 bool controller_timer(struct controller *controller, uint64_t late_us);
 void controller_stop(struct controller *controller);      // SIGTERM or SIGINT

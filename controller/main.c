@@ -22,6 +22,8 @@ struct app {
     uv_timer_t timer;
     uv_signal_t signals[SIGNALS];
     uint64_t timer_due_us;
+    uint64_t turn_end_ns,
+        idle_ns;    // at the end of the last turn: its time, and time slept so far
     struct controller *controller;
 };
 
@@ -58,6 +60,7 @@ static void on_again(uv_idle_t *again) {
 static void on_prepare(uv_prepare_t *prepare) {
     struct app *app = prepare->data;
     bool more = controller_turn(app->controller);
+    controller_turned(app->controller);
     // Neither fails for a handle that is initialised.
     (void)(more ? uv_idle_start(&app->again, on_again) : uv_idle_stop(&app->again));
     close_if_done(app);

@@ -130,7 +130,7 @@ struct stats {
     struct metric *prefill[REQUEST_CLASS_COUNT];
     struct metric *prompt_tokens[REQUEST_CLASS_COUNT], *output_tokens[REQUEST_CLASS_COUNT];
     struct metric *step[STEP_KIND_COUNT], *rows[ROW_KIND_COUNT];
-    struct metric *turn[STATS_PHASE_COUNT], *lag;
+    struct metric *turn[STATS_PHASE_COUNT], *lag, *slow_turns, *ingress_pauses, *deferred;
     struct metric *plans, *plan_bytes, *plan_nacks[NACK_COUNT], *results_stale;
     struct metric *blocks[BLOCK_STATE_COUNT], *blocks_capacity, *capacity_tokens, *evictions,
         *moved;
@@ -279,6 +279,18 @@ static void add_engine(struct builder *builder) {
                          HISTOGRAM("tare_controller_loop_lag_seconds",
                                    "How late the loop's timer fired.", lag_edges),
                          NULL, NULL);
+    stats->slow_turns = add_one(
+        builder, COUNTER("tare_controller_slow_turns_total", "Turns of the loop longer than 2 ms."),
+        NULL, NULL);
+    stats->ingress_pauses =
+        add_one(builder,
+                COUNTER("tare_ingress_pauses_total",
+                        "Times that no requests were read because turns took more than 5 ms."),
+                NULL, NULL);
+    stats->deferred = add_one(builder,
+                              COUNTER("tare_http_requests_deferred_total",
+                                      "Requests that waited for the next turn of the loop."),
+                              NULL, NULL);
     stats->plans =
         add_one(builder, COUNTER("tare_plans_total", "Step plans sent."), "form", "delta");
     stats->plan_bytes = add_one(
@@ -554,6 +566,10 @@ void stats_turn(struct stats *stats, enum stats_phase phase, uint64_t us) {
     metric_observe(stats->turn[phase], seconds(us));
 }
 
+void stats_ingress_paused(struct stats *stats) {
+    metric_increase(stats->ingress_pauses, 1);
+}
+
 void stats_loop_lag(struct stats *stats, uint64_t us) {
     metric_observe(stats->lag, seconds(us));
 }
@@ -592,6 +608,8 @@ static void copy_gauges(struct stats *stats, const struct stats_view *view) {
     metric_set(stats->blocks[BLOCK_STATE_QUARANTINE], gauges->kv_blocks_quarantined);
     metric_set(stats->blocks_capacity, gauges->kv_blocks_total);
     metric_set(stats->connections, view->connections);
+    metric_set_total(stats->slow_turns, view->slow_turns);
+    metric_set_total(stats->deferred, view->requests_deferred);
     metric_set(stats->epoch, (double)view->epoch);
 }
 

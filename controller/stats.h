@@ -66,6 +66,7 @@ enum stats_phase {
     STATS_PHASE_COUNT,
 };
 void stats_turn(struct stats *stats, enum stats_phase phase, uint64_t us);
+void stats_ingress_paused(struct stats *stats);
 void stats_loop_lag(struct stats *stats, uint64_t us);    // how late a timer fired
 
 // ---- scrape ------------------------------------------------------------------------------------
@@ -78,6 +79,7 @@ struct stats_view {
     uint64_t heartbeat_age_us;
     uint64_t epoch;
     uint32_t connections;    // open client connections
+    uint64_t requests_deferred, slow_turns;
 };
 void stats_print(struct stats *stats, const struct stats_view *view, enum metric_format format,
                  struct buf *out);

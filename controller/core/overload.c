@@ -122,7 +122,9 @@ static bool too_many_tokens(const struct core *core, const struct core_request *
         return false;
     }
     double rate = tokens_per_us(core);
-    double most = computed ? rate * target_us : (double)policy->queued_tokens_max;
+    // As with deadlines: the target is what it may wait beside twice its own prompt.
+    double most = computed && rate > 0 ? rate * target_us + 2.0 * spec->prompt_count
+                                       : (double)policy->queued_tokens_max;
     enum request_class last = computed ? spec->class_ : REQUEST_CLASS_BATCH;
     uint64_t waiting = tokens_waiting(core, last);
     if (most <= 0 || waiting == 0 || (double)waiting + uncached <= most) {

@@ -11,6 +11,7 @@ void http_server_defaults(struct http_server_config *config) {
                    .field_count_max = BOUND_HTTP_HEADER_FIELDS,
                    .body_bytes_max = BOUND_HTTP_BODY_BYTES},
         .connections_max = BOUND_HTTP_CONNECTIONS,
+        .turn_requests_max = BOUND_HTTP_TURN_REQUESTS,
         .readahead_bytes_max = BOUND_HTTP_READAHEAD_BYTES,
         .unsent_bytes_max = BOUND_HTTP_UNSENT_BYTES,
         .bodies_bytes_max = BOUND_HTTP_BODIES_BYTES,

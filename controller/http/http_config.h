@@ -41,6 +41,7 @@ struct http_server_config {
     struct http_handler handler;
     struct http_limits limits;
     uint32_t connections_max;
+    uint32_t turn_requests_max;    // handed over between two sleeps of the loop; the rest waits
     size_t readahead_bytes_max;
     size_t unsent_bytes_max;
     uint64_t bodies_bytes_max;

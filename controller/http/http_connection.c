@@ -47,6 +47,59 @@ static void give_place_back(struct connection *connection) {
     connection->body_counted_bytes = 0;
 }
 
+// ---- waiting for a turn ------------------------------------------------------------------------
+
+static bool turn_is_full(const struct http_server *server) {
+    return server->paused || server->turn_requests >= server->config.turn_requests_max;
+}
+
+// The kernel keeps what comes now, and its window closes.
+static void wait_for_turn(struct connection *connection) {
+    struct http_server *server = connection->server;
+    uv_read_stop(&connection->io.stream);
+    server->counters.deferred++;
+    connection->waits = true;
+    connection->next_waiting = NULL;
+    connection->prev_waiting = server->waiting_last;
+    if (server->waiting_last != NULL) {
+        server->waiting_last->next_waiting = connection;
+    } else {
+        server->waiting_first = connection;
+    }
+    server->waiting_last = connection;
+}
+
+static void stop_waiting(struct connection *connection) {
+    struct http_server *server = connection->server;
+    connection->waits = false;
+    if (connection->prev_waiting != NULL) {
+        connection->prev_waiting->next_waiting = connection->next_waiting;
+    } else {
+        server->waiting_first = connection->next_waiting;
+    }
+    if (connection->next_waiting != NULL) {
+        connection->next_waiting->prev_waiting = connection->prev_waiting;
+    } else {
+        server->waiting_last = connection->prev_waiting;
+    }
+}
+
+static void consume_ahead(struct connection *connection, uint64_t now_us) {
+    struct buf ahead = connection->ahead;
+    buf_init(&connection->ahead, connection->server->config.readahead_bytes_max);
+    connection_consume(connection, (const char *)ahead.data, ahead.bytes_used, now_us);
+    buf_deinit(&ahead);
+}
+
+void http_connection_resume(struct connection *connection) {
+    stop_waiting(connection);
+    if (!http_connection_start(connection)) {
+        http_connection_close(connection);
+        return;
+    }
+    consume_ahead(connection, clock_monotonic_us());
+}
+
 void http_connection_close(struct connection *connection) {
     if (connection->state == CONNECTION_STATE_CLOSED) {
         return;
@@ -54,6 +107,9 @@ void http_connection_close(struct connection *connection) {
     INVARIANT(connection->state != CONNECTION_STATE_ANSWERING ||
               !http_exchange_live(&connection->exchange));
     connection->state = CONNECTION_STATE_CLOSED;
+    if (connection->waits) {
+        stop_waiting(connection);
+    }
     give_place_back(connection);
     uv_close(&connection->io.handle, on_connection_closed);
 }
@@ -190,11 +246,10 @@ static void connection_finish(struct connection *connection) {
     connection->begun = false;
     connection->state = CONNECTION_STATE_READING;
     connection->since_us = now_us;
-    if (connection->ahead.bytes_used > 0) {
-        struct buf ahead = connection->ahead;
-        buf_init(&connection->ahead, server->config.readahead_bytes_max);
-        connection_consume(connection, (const char *)ahead.data, ahead.bytes_used, now_us);
-        buf_deinit(&ahead);
+    if (connection->ahead.bytes_used > 0 && turn_is_full(server)) {
+        wait_for_turn(connection);
+    } else if (connection->ahead.bytes_used > 0) {
+        consume_ahead(connection, now_us);
     }
 }
 
@@ -277,6 +332,7 @@ static void request_arrived(struct connection *connection, uint64_t now_us) {
     exchange->body_bytes = connection->parser.body.bytes_used;
     exchange->body_owner = &connection->parser.body;
     connection->state = CONNECTION_STATE_ANSWERING;
+    server->turn_requests++;
     server->config.handler.on_request(server->config.handler.ctx, exchange, now_us);
 }
 
@@ -371,7 +427,13 @@ static void on_read(uv_stream_t *stream, ssize_t byte_count, const uv_buf_t *buf
     connection->server->counters.bytes_received += (uint64_t)byte_count;
     switch (connection->state) {
     case CONNECTION_STATE_READING:
-        connection_consume(connection, buffer->base, (size_t)byte_count, now_us);
+        if (turn_is_full(connection->server) &&
+            (size_t)byte_count <= connection->server->config.readahead_bytes_max) {
+            buf_append(&connection->ahead, buffer->base, (size_t)byte_count);
+            wait_for_turn(connection);
+        } else {
+            connection_consume(connection, buffer->base, (size_t)byte_count, now_us);
+        }
         break;
     case CONNECTION_STATE_ANSWERING:
     case CONNECTION_STATE_FLUSHING:
@@ -444,7 +506,9 @@ void http_connection_tick(struct connection *connection, uint64_t now_us) {
     struct http_exchange *exchange = &connection->exchange;
     switch (connection->state) {
     case CONNECTION_STATE_READING:
-        check_reading(connection, now_us);
+        if (!connection->waits) {
+            check_reading(connection, now_us);
+        }
         break;
     case CONNECTION_STATE_ANSWERING:
         if (http_exchange_live(exchange) && exchange->alarm_us != 0 &&

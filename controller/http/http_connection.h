@@ -44,10 +44,12 @@ struct connection {
     enum connection_state state;
     struct http_parser parser;
     struct http_exchange exchange;
-    bool begun;            // the exchange of the message being read has begun
-    bool counted;          // holds one of the connections_max places
-    bool peer_closed;      // its side is shut: finish what is whole, then close
-    struct buf ahead;      // bytes that came while an answer was open
+    bool begun;          // the exchange of the message being read has begun
+    bool counted;        // holds one of the connections_max places
+    bool peer_closed;    // its side is shut: finish what is whole, then close
+    struct buf ahead;    // bytes that came while an answer was open, or a turn was full
+    bool waits;          // for the next turn, with `ahead`; it is not read meanwhile
+    struct connection *prev_waiting, *next_waiting;
     struct buf sending;    // bytes libuv is writing
     bool write_busy;
     uv_write_t write;
@@ -69,12 +71,16 @@ struct http_server {
     uv_prepare_t prepare;
     uv_timer_t timer;
     uint64_t tick_ms;
-    uint32_t handles_open;    // listeners, prepare, timer
+    uint32_t handles_open;    // listeners, prepare, timer, again
     struct connection *connections;
     uint32_t connection_count;    // all, counted or not
     uint32_t turned_away_count;
     struct http_exchange_list ready;
     uint64_t bodies_bytes;
+    uint32_t turn_requests;    // handed over since the loop slept
+    bool paused;
+    struct connection *waiting_first, *waiting_last;
+    uv_idle_t again;    // runs while some wait and may be served: the loop then does not sleep
     struct http_server_counters counters;
     bool closing;
     bool closed;
@@ -99,6 +105,8 @@ void http_connection_tick(struct connection *connection, uint64_t now_us);
 void http_connection_gone(struct connection *connection, enum http_gone_reason reason,
                           uint64_t now_us);
 void http_connection_close(struct connection *connection);
+// Goes on with what it waits with.
+void http_connection_resume(struct connection *connection);
 
 // The server's part of the end of a connection (http_server.c).
 void http_server_connection_closed(struct http_server *server);

@@ -32,6 +32,7 @@ static void maybe_closed(struct http_server *server) {
     if (!uv_is_closing((uv_handle_t *)&server->prepare)) {
         uv_close((uv_handle_t *)&server->prepare, on_handle_closed);
         uv_close((uv_handle_t *)&server->timer, on_handle_closed);
+        uv_close((uv_handle_t *)&server->again, on_handle_closed);
     }
     if (server->handles_open == 0) {
         server->closed = true;
@@ -63,8 +64,29 @@ void http_server_flush(struct http_server *server) {
     }
 }
 
+static void on_again(uv_idle_t *handle) {
+    (void)handle;    // the loop looks at its sockets and comes back
+}
+
 static void on_prepare(uv_prepare_t *handle) {
-    http_server_flush(handle->data);
+    struct http_server *server = handle->data;
+    http_server_flush(server);
+    server->turn_requests = 0;
+    bool more = server->waiting_first != NULL && !server->paused;
+    while (server->waiting_first != NULL && !server->paused &&
+           server->turn_requests < server->config.turn_requests_max) {
+        http_connection_resume(server->waiting_first);
+    }
+    if (!more) {
+        uv_idle_stop(&server->again);
+        return;
+    }
+    http_server_flush(server);
+    uv_idle_start(&server->again, on_again);    // what was handed over now has a turn at once
+}
+
+void http_server_pause(struct http_server *server, bool paused) {
+    server->paused = paused;
 }
 
 static void on_tick(uv_timer_t *timer) {
@@ -133,13 +155,15 @@ enum status http_server_create(struct uv_loop_s *loop, const struct http_server_
     server->loop = loop;
     server->config = *config;
     server->tick_ms = http_server_tick_ms(config);
-    if (uv_prepare_init(loop, &server->prepare) != 0 || uv_timer_init(loop, &server->timer) != 0) {
+    if (uv_prepare_init(loop, &server->prepare) != 0 || uv_timer_init(loop, &server->timer) != 0 ||
+        uv_idle_init(loop, &server->again) != 0) {
         memory_free(server);
         return error_set(err, STATUS_IO, "the event loop refuses new handles");
     }
     server->prepare.data = server;
     server->timer.data = server;
-    server->handles_open = 2;
+    server->again.data = server;
+    server->handles_open = 3;
     uv_prepare_start(&server->prepare, on_prepare);
     *out = server;
     return STATUS_OK;

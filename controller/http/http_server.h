@@ -10,8 +10,9 @@
 // Connections: bytes between sockets and exchanges, on one libuv loop. This file accepts and ends
 // them and looks at the clock; http_connection is one of them.
 //
-// The idea: a connection works on one exchange at a time. Reading never stops, so a client that
-// leaves is noticed at once, in every state; what it sends ahead waits in a small buffer. Answers
+// The idea: a connection works on one exchange at a time. Reading stops only where a turn has had
+// enough requests, so a client that leaves is noticed at once, in every state that costs anything;
+// what it sends ahead waits in a small buffer. Answers
 // are sent once per loop turn (before the loop sleeps, or at http_server_flush), so one turn costs
 // one write per connection. One coarse timer walks all connections and enforces every time limit.
 //
@@ -53,6 +54,10 @@ uint16_t http_server_port(const struct http_server *server);    // of the last t
 // Sends what lies in touched exchanges now instead of before the loop sleeps.
 void http_server_flush(struct http_server *server);
 
+// While paused no request is handed over: what comes stays in the kernel, which slows the senders.
+// Answers go on.
+void http_server_pause(struct http_server *server, bool paused);
+
 // Stops listening, closes idle connections, lets answers that are owed finish for `grace_us`, then
 // closes the rest (on_gone is called for live ones) and calls `closed` from the loop.
 typedef void (*http_server_closed_fn)(void *ctx);
@@ -60,6 +65,7 @@ void http_server_close(struct http_server *server, uint64_t grace_us, http_serve
                        void *ctx);
 
 struct http_server_counters {
+    uint64_t deferred;    // requests that waited for the next turn
     uint64_t accepted, turned_away, refused, client_gone, slow_clients, timeouts;
     uint64_t bytes_received, bytes_sent;
     uint32_t open;    // a gauge

@@ -69,6 +69,17 @@ start_server "$work/small.log" "$work/tiny" --max-num-seqs 2 --max-num-queued-re
 "$python" tests/e2e/clients/openai_client.py "$URL" --overload
 stop_server
 
+part "clients that leave, in every phase, give back what they had"
+start_server "$work/leave.log" "$demo" --max-num-seqs 2 --max-num-queued-reqs 64 --max-model-len 4000 --kv-cache-memory-bytes 256M
+"$python" tests/e2e/clients/leave.py "$URL"
+stop_server
+
+part "deadlines and quotas are answered with the time that a retry is worth"
+printf 'alice:sk-a class=realtime\nbob:sk-b requests-per-minute=2\n' >"$work/entries"
+start_server "$work/quota.log" "$demo" --api-key-file "$work/entries" --ttft-target realtime=100ms --max-num-seqs 2
+"$python" tests/e2e/clients/quota.py "$URL" sk-a sk-b
+stop_server
+
 part "keys"
 TARE_API_KEY=sesame start_server "$work/key.log" "$work/tiny"
 [ "$(curl -s -o /dev/null -w '%{http_code}' "$URL/v1/models")" = 401 ]

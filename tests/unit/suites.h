@@ -64,6 +64,7 @@
     X("controller/status_json", suite_status_json)                                                 \
     X("controller/http/admin", suite_admin)                                                        \
     X("controller/policy", suite_policy)                                                           \
+    X("controller/turn_watch", suite_turn_watch)                                                   \
     X("controller/keys", suite_keys)                                                               \
     X("controller/text/detokenizer", suite_detokenizer)                                            \
     X("controller/http/background", suite_background)                                              \

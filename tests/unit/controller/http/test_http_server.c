@@ -251,6 +251,67 @@ START_TEST(pipelined_requests_are_answered_in_order) {
 }
 END_TEST
 
+// Of all that lies in the sockets a turn takes as many as it may; everybody is answered in the end.
+START_TEST(a_turn_takes_no_more_requests_than_it_may) {
+    enum { MANY = 9, MOST = 2 };
+    struct app app;
+    struct client clients[MANY];
+    app_init(&app);
+    app.config.turn_requests_max = MOST;
+    app_start(&app);
+    for (int i = 0; i < MANY; i++) {
+        client_dial(&clients[i], &app);
+        client_say(&clients[i], "GET /one HTTP/1.1\r\nHost: a\r\n\r\n"
+                                "GET /two HTTP/1.1\r\nHost: a\r\n\r\n");
+    }
+    int before = 0, turns = 0;
+    uint64_t start_us = clock_monotonic_us();
+    while (app.requests < 2 * MANY && clock_monotonic_us() - start_us < 5000000) {
+        uv_run(&app.loop, UV_RUN_NOWAIT);
+        ck_assert_int_le(app.requests - before, 2 * MOST);    // a run may see the end of a turn too
+        turns += app.requests > before ? 1 : 0;
+        before = app.requests;
+    }
+    ck_assert_int_eq(app.requests, 2 * MANY);
+    ck_assert_int_ge(turns, MANY / MOST);
+    ck_assert_uint_gt(http_server_counters(app.server)->deferred, 0);
+    for (int i = 0; i < MANY; i++) {
+        client_close(&clients[i]);
+    }
+    app_stop(&app);
+}
+END_TEST
+
+START_TEST(a_paused_server_takes_nothing_and_then_all) {
+    struct app app;
+    struct client client, other, gone;
+    app_init(&app);
+    app_start(&app);
+    client_dial(&client, &app);
+    client_say(&client, "GET /stream HTTP/1.1\r\nHost: a\r\n\r\n");
+    ck_assert(pump(&app, &client, "text/event-stream"));
+    http_server_pause(app.server, true);
+    client_dial(&other, &app);
+    client_dial(&gone, &app);
+    client_say(&gone, "GET / HTTP/1.1\r\nHost: a\r\n\r\n");
+    client_say(&other, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 8\r\n\r\nhalf");
+    while (http_server_counters(app.server)->deferred < 2) {
+        uv_run(&app.loop, UV_RUN_ONCE);
+    }
+    client_say(&other, "half");
+    // Answers go on meanwhile.
+    buf_append_str(http_exchange_payload(app.held), "data: x\n\n");
+    ck_assert(pump(&app, &client, "data: x"));
+    ck_assert_int_eq(app.requests, 1);
+    client_close(&gone);
+    http_server_pause(app.server, false);
+    ck_assert(pump(&app, &other, "halfhalf"));
+    client_close(&client);
+    client_close(&other);
+    app_stop(&app);
+}
+END_TEST
+
 START_TEST(answers_wait_for_the_open_one_before_them) {
     struct app app;
     struct client client;
@@ -762,6 +823,8 @@ Suite *suite_http_server(void) {
     tcase_add_test(tc, keep_alive_serves_one_request_after_another);
     tcase_add_test(tc, pipelined_requests_are_answered_in_order);
     tcase_add_test(tc, answers_wait_for_the_open_one_before_them);
+    tcase_add_test(tc, a_turn_takes_no_more_requests_than_it_may);
+    tcase_add_test(tc, a_paused_server_takes_nothing_and_then_all);
     tcase_add_test(tc, too_much_readahead_ends_the_connection);
     tcase_add_test(tc, early_answer_leaves_the_body_unread_and_closes);
     tcase_add_test(tc, expectation_is_met_before_the_body);
