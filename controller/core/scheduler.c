@@ -673,8 +673,8 @@ static void take_back(struct scheduler *s, uint32_t slot) {
     uint32_t index = s->slots[slot].request;
     struct request *request = scheduler_request(s, slot);
     scheduler_drop_claim(s, request);
-    // The shared ones may have come out of quarantine: whoever gave them up keeps them on the worker
-    // until the next plan, which has the refused one's number.
+    // The shared ones may have come out of quarantine: whoever gave them up keeps them on the
+    // worker until the next plan, which has the refused one's number.
     uint32_t *ids = scheduler_blocks(s, slot);
     uint32_t shared = request->cached / s->block_tokens;
     kv_blocks_retire(s->options.blocks, ids, shared, s->flights[s->flight_first].seq);
