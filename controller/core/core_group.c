@@ -231,6 +231,8 @@ void group_take_ready(struct core *core, struct group *g, const struct core_inpu
     place_waiting(core, g, vocabulary);
 }
 
+enum { ROWS_AHEAD = 12 };
+
 // ---- results -----------------------------------------------------------------------------------
 
 static bool is_stop_token(const struct request *request, int32_t token) {
@@ -244,6 +246,17 @@ static bool is_stop_token(const struct request *request, int32_t token) {
         }
     }
     return request->stop_first == token;
+}
+
+// Each token log lies on a page of its own, so that the store waits for the page's address too: a
+// few rows ahead is long enough before, and not so long that the address is forgotten again.
+static void look_ahead(struct core *core, uint32_t index) {
+    if (index == REQUEST_NONE || !request_is_live(core->requests, index)) {
+        return;
+    }
+    const struct request *request = &request_table_entries(core->requests)[index];
+    __builtin_prefetch(&request->tokens[request->known], 1);
+    __builtin_prefetch(&request->spec);
 }
 
 static void take_row(struct core *core, struct group *g, const struct result_row *row,
@@ -317,7 +330,6 @@ static bool result_fits(const struct core *core, const struct group *g,
                 return false;
             }
             request->answered_seq = result->seq;
-            __builtin_prefetch(&request->tokens[request->known], 1);    // written next
         }
     }
     return true;
@@ -412,6 +424,9 @@ void group_take_result(struct core *core, struct group *g, const struct step_res
     core->counters.kv_blocks_moved += done.moves;
     scheduler_complete(g->scheduler, result->seq, result->step_us);
     for (uint32_t i = 0; i < result->row_count; i++) {
+        if (i + ROWS_AHEAD < result->row_count) {
+            look_ahead(core, core->owners[i + ROWS_AHEAD]);
+        }
         take_row(core, g, &result->rows[i], core->owners[i]);
     }
     finish_scored(core, g);

@@ -15,6 +15,16 @@ struct request_table {
     uint32_t index_mask;
 };
 
+// All zero; each begins a line of the processor's cache.
+static struct request *make_entries(uint32_t count) {
+    size_t bytes = (size_t)count * sizeof(struct request);
+    struct request *entries = memory_aligned(_Alignof(struct request), bytes);
+    if (entries != NULL) {
+        memset(entries, 0, bytes);
+    }
+    return entries;
+}
+
 enum status request_table_create(uint32_t request_max, struct request_table **out,
                                  struct error *err) {
     uint32_t cells = 4;
@@ -27,7 +37,7 @@ enum status request_table_create(uint32_t request_max, struct request_table **ou
     }
     table->request_max = request_max;
     table->index_mask = cells - 1;
-    table->requests = memory_array(request_max, sizeof *table->requests);
+    table->requests = make_entries(request_max);
     table->index = memory_array(cells, sizeof *table->index);
     if (table->requests == NULL || table->index == NULL) {
         request_table_destroy(table);

@@ -34,7 +34,7 @@ enum request_state { REQUEST_FREE, REQUEST_WAITING, REQUEST_PREFILLING, REQUEST_
 
 // What every step looks at comes first, so that it is one line of the processor's cache.
 struct request {
-    uint8_t state;    // enum request_state
+    _Alignas(64) uint8_t state;    // enum request_state
     bool paused;
     bool suspect;             // had work in a plan that was refused, and in none that passed since
     bool guaranteed;          // never evicted; best-effort ones become it once evicted too often
