@@ -2,7 +2,9 @@
 // The controller's turn: results of eight ranks decoded, committed, the next step planned, encoded
 // and handed to eight in-process transports. Sequences end and others come, so that as many run as
 // before. One JSON line per size; under callgrind (--turns N) the instructions of a turn are those
-// of the function `turn`.
+// of the function `turn`. With all sizes it also times a worker's decoding of a plan and, on an
+// idle core, one admission whose 128 blocks are all in the cache (arrival to a plan that is not
+// encoded yet) and one cancellation while that plan is out.
 //
 //   bench_core [--turns N] [--running N]
 #include "common/arena.h"
@@ -59,6 +61,8 @@ struct bench {
     bool planned;
     struct rng rng;
     uint64_t tokens, plans;
+    uint64_t decode_ns;     // of the last plan, by a worker
+    uint64_t planned_ns;    // when the last plan was there, not encoded yet
 };
 
 static void fail(const char *what, const struct error *err) {
@@ -83,6 +87,10 @@ static void send_plan(struct bench *b, const struct plan *plan) {
     b->ring_at++;
     b->plans++;
     b->planned = true;
+}
+
+static double microseconds(uint64_t ns) {
+    return (double)ns / 1000.0;
 }
 
 static void on_action(void *ctx, const struct core_action *action) {
@@ -140,11 +148,13 @@ static void apply(struct bench *b) {
     struct message_header header;
     const uint8_t *body = NULL;
     arena_reset(&b->plan_arena);
+    uint64_t start = clock_monotonic_ns();
     if (codec_header_decode((const uint8_t *)b->frame.data, b->frame.bytes_used, &header, &body,
                             &err) != STATUS_OK ||
         codec_plan_decode(&header, body, &b->plan_arena, &b->plan, &err) != STATUS_OK) {
         fail("plan", &err);
     }
+    b->decode_ns = clock_monotonic_ns() - start;
     const struct plan *plan = &b->plan;
     for (uint32_t i = 0; i < plan->retire_count; i++) {
         b->slots[plan->retires[i].ref.slot].live = false;
@@ -240,9 +250,26 @@ static uint32_t arrive(struct bench *b, uint32_t count, struct core_input *input
     return count;
 }
 
+// The first rank's result, taken as it is.
+static void take_result(struct bench *b, core_action_fn act) {
+    struct error err = {0};
+    struct message_header header;
+    const uint8_t *body = NULL;
+    struct step_result decoded;
+    arena_reset(&b->arena);
+    const struct buf *in = &b->results[0];
+    if (codec_header_decode((const uint8_t *)in->data, in->bytes_used, &header, &body, &err) !=
+            STATUS_OK ||
+        codec_result_decode(&header, body, &b->arena, &decoded, &err) != STATUS_OK) {
+        fail("decode", &err);
+    }
+    struct core_input result = {.kind = CORE_INPUT_RESULT, .result = {.result = &decoded}};
+    core_tick(b->core, b->now_us, &result, 1, act, b);
+}
+
 // ---- a size ------------------------------------------------------------------------------------
 
-static void init(struct bench *b, uint32_t running) {
+static void init(struct bench *b, uint32_t running, uint32_t seq_tokens) {
     struct error err = {0};
     memset(b, 0, sizeof *b);
     b->running = running;
@@ -264,7 +291,7 @@ static void init(struct bench *b, uint32_t running) {
     for (uint32_t i = 0; i < 2 * running; i++) {
         b->free_clients[b->free_count++] = i;
     }
-    uint32_t blocks = running * (SEQ_TOKENS / BLOCK_TOKENS);
+    uint32_t blocks = running * (seq_tokens / BLOCK_TOKENS);
     struct core_config config = {.seqs_max = running,
                                  .waiting_max = BOUND_WAITING,
                                  .step_tokens_max = BOUND_STEP_TOKENS,
@@ -273,7 +300,7 @@ static void init(struct bench *b, uint32_t running) {
                                  .depth = 1,
                                  .groups_max = 1,
                                  .tenant_max = 1,
-                                 .blocks_per_seq_max = SEQ_TOKENS / BLOCK_TOKENS};
+                                 .blocks_per_seq_max = seq_tokens / BLOCK_TOKENS};
     core_policy_defaults(&config.policy);
     if (core_create(&config, &b->core, &err) != STATUS_OK) {
         fail("core", &err);
@@ -281,13 +308,13 @@ static void init(struct bench *b, uint32_t running) {
     struct message_capacity capacity = {
         .envelope = {.tokens = running + 4096,
                      .seqs = running,
-                     .seq_tokens = SEQ_TOKENS,
+                     .seq_tokens = seq_tokens,
                      .logit_rows = running + 4096,
                      .prompt_logit_rows = running,
-                     .blocks_per_seq = SEQ_TOKENS / BLOCK_TOKENS,
+                     .blocks_per_seq = seq_tokens / BLOCK_TOKENS,
                      .logprob_rows = running,
-                     .attended_tokens_max = SEQ_TOKENS,
-                     .attended_tokens = (uint64_t)running * SEQ_TOKENS},
+                     .attended_tokens_max = seq_tokens,
+                     .attended_tokens = (uint64_t)running * seq_tokens},
         .block_tokens = BLOCK_TOKENS,
         .kv_blocks = blocks,
         .vocabulary = VOCABULARY,
@@ -321,10 +348,11 @@ static int by_value(const void *a, const void *b) {
 
 static void run_size(uint32_t running, uint32_t turns, bool timed) {
     struct bench b;
-    init(&b, running);
+    init(&b, running, SEQ_TOKENS);
     struct core_input *inputs = memory_array(running, sizeof *inputs);
     struct core_request *requests = memory_array(running, sizeof *requests);
     double *us = memory_array(turns, sizeof *us);
+    double *decode_us = memory_array(turns, sizeof *decode_us);
     // The line is bounded, so they come in parts; then sequences are of every age.
     uint32_t missing = running;
     for (uint32_t i = 0; i < WARM_TURNS; i++) {
@@ -334,19 +362,7 @@ static void run_size(uint32_t running, uint32_t turns, bool timed) {
         core_tick(b.core, b.now_us, inputs, count, on_action, &b);
         if (b.planned) {
             answer(&b);
-            struct error err = {0};
-            struct message_header header;
-            const uint8_t *body = NULL;
-            struct step_result decoded;
-            arena_reset(&b.arena);
-            const struct buf *in = &b.results[0];
-            if (codec_header_decode((const uint8_t *)in->data, in->bytes_used, &header, &body,
-                                    &err) != STATUS_OK ||
-                codec_result_decode(&header, body, &b.arena, &decoded, &err) != STATUS_OK) {
-                fail("decode", &err);
-            }
-            struct core_input result = {.kind = CORE_INPUT_RESULT, .result = {.result = &decoded}};
-            core_tick(b.core, b.now_us, &result, 1, on_action, &b);
+            take_result(&b, on_action);
         }
         missing += b.ended;
         b.ended = 0;
@@ -357,20 +373,24 @@ static void run_size(uint32_t running, uint32_t turns, bool timed) {
             fail("no plan", &(struct error){.message = "nothing runs"});
         }
         answer(&b);
+        decode_us[i] = microseconds(b.decode_ns);
         uint32_t count = arrive(&b, b.ended, inputs, requests);
         b.ended = 0;
         uint64_t start = clock_monotonic_ns();
         turn(&b, inputs, count);
-        us[i] = (double)(clock_monotonic_ns() - start) / 1000.0;
+        us[i] = microseconds(clock_monotonic_ns() - start);
     }
     struct core_gauges gauges;
     core_gauges(b.core, b.now_us, &gauges);
     if (timed) {
         qsort(us, turns, sizeof *us, by_value);
+        qsort(decode_us, turns, sizeof *decode_us, by_value);
         printf("{\"bench\":\"core\",\"running\":%u,\"turn_us_p50\":%.1f,\"turn_us_p99\":%.1f,"
-               "\"turns\":%u,\"tokens_per_turn\":%.1f,\"decoding\":%u,\"plan_bytes\":%zu}\n",
+               "\"turns\":%u,\"tokens_per_turn\":%.1f,\"decoding\":%u,\"plan_bytes\":%zu,"
+               "\"plan_decode_us_p50\":%.1f}\n",
                running, us[turns / 2], us[turns * 99 / 100], turns,
-               (double)(b.tokens - tokens) / turns, gauges.decoding, b.frame.bytes_used);
+               (double)(b.tokens - tokens) / turns, gauges.decoding, b.frame.bytes_used,
+               decode_us[turns / 2]);
     } else {
         printf("%u %u\n", running, turns);
     }
@@ -378,6 +398,72 @@ static void run_size(uint32_t running, uint32_t turns, bool timed) {
     memory_free(inputs);
     memory_free(requests);
     memory_free(us);
+    memory_free(decode_us);
+    deinit(&b);
+}
+
+// ---- one request -------------------------------------------------------------------------------
+
+static void on_single(void *ctx, const struct core_action *action) {
+    struct bench *b = ctx;
+    if (action->kind == CORE_ACTION_SEND_PLAN) {
+        b->planned_ns = clock_monotonic_ns();
+        send_plan(b, action->send.plan);
+    }
+}
+
+static void run_single(uint32_t rounds) {
+    enum { BLOCKS = 128, LENGTH = BLOCKS * BLOCK_TOKENS + 8, ROOM = LENGTH + BLOCK_TOKENS };
+    struct bench b;
+    init(&b, 64, 2 * BLOCKS * BLOCK_TOKENS);
+    int32_t *tokens = memory_array(ROOM, sizeof *tokens);
+    struct prefix_key *keys = memory_array(ROOM / CORE_KEY_TOKENS, sizeof *keys);
+    double *admit_us = memory_array(rounds, sizeof *admit_us);
+    double *abort_us = memory_array(rounds, sizeof *abort_us);
+    for (uint32_t i = 0; i < LENGTH; i++) {
+        tokens[i] = (int32_t)rng_below(&b.rng, VOCABULARY);
+    }
+    struct core_request request = {
+        .class_ = REQUEST_CLASS_STANDARD,
+        .tokens = tokens,
+        .token_capacity = ROOM,
+        .prompt_count = LENGTH,
+        .output_max = 2,
+        .keys = keys,
+        .key_capacity = ROOM / CORE_KEY_TOKENS,
+        .sampling = {.temperature = 1.0f, .top_p = 1.0f, .repetition_penalty = 1.0f},
+    };
+    struct core_input arrival = {.kind = CORE_INPUT_REQUEST, .request = &request};
+    struct core_input cancel = {.kind = CORE_INPUT_CANCEL};
+    for (uint32_t i = 0; i < rounds + 1; i++) {    // the first one fills the cache
+        request.id.value = cancel.id.value = i + 1;
+        uint64_t start = clock_monotonic_ns();
+        core_tick(b.core, b.now_us, &arrival, 1, on_single, &b);
+        if (!b.planned) {
+            fail("admission", &(struct error){.message = "no plan"});
+        }
+        if (i > 0) {
+            admit_us[i - 1] = microseconds(b.planned_ns - start);
+            start = clock_monotonic_ns();
+            core_tick(b.core, b.now_us, &cancel, 1, on_single, &b);
+            abort_us[i - 1] = microseconds(clock_monotonic_ns() - start);
+        }
+        while (b.planned) {
+            answer(&b);
+            take_result(&b, on_single);
+        }
+    }
+    uint64_t cached = core_counters(b.core)->tokens_prompt_cached;
+    qsort(admit_us, rounds, sizeof *admit_us, by_value);
+    qsort(abort_us, rounds, sizeof *abort_us, by_value);
+    printf("{\"bench\":\"core_single\",\"cached_blocks\":%.1f,\"admit_us_p50\":%.1f,"
+           "\"admit_us_p99\":%.1f,\"abort_us_p50\":%.2f,\"abort_us_p99\":%.2f}\n",
+           (double)cached / rounds / BLOCK_TOKENS, admit_us[rounds / 2],
+           admit_us[rounds * 99 / 100], abort_us[rounds / 2], abort_us[rounds * 99 / 100]);
+    memory_free(tokens);
+    memory_free(keys);
+    memory_free(admit_us);
+    memory_free(abort_us);
     deinit(&b);
 }
 
@@ -396,6 +482,9 @@ int main(int argc, char **argv) {
             uint32_t count = turns > 0 ? turns : 2000000 / SIZES[i];
             run_size(SIZES[i], count, turns == 0);
         }
+    }
+    if (turns == 0 && only == 0) {
+        run_single(2000);
     }
     return 0;
 }

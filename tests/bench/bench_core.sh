@@ -21,6 +21,7 @@ if command -v valgrind >/dev/null 2>&1; then
     done
 fi
 while read -r line; do
+    case $line in *core_single*) printf '%s\n' "$line"; continue ;; esac
     running=$(printf '%s' "$line" | sed 's/.*"running":\([0-9]*\).*/\1/')
     instructions=$(awk -v r="$running" '$1 == r { print $2 }' "$work/instructions")
     printf '%s\n' "$line" | sed "s/}\$/,\"instructions_per_turn\":${instructions:-null}}/"
