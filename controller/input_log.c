@@ -23,7 +23,7 @@ enum {
     TICK_INPUTS_MAX = 65536,
 };
 enum record_kind { RECORD_CONFIG = 1, RECORD_TICK, RECORD_PLAN };
-static const char MAGIC[16] = "tare input log 1";
+static const char MAGIC[16] = "tare input log 2";
 
 // ---- both directions ---------------------------------------------------------------------------
 
@@ -69,6 +69,7 @@ static void wire_request(struct wire *w, struct core_request *r) {
     WIRE(w, r->id);
     WIRE(w, r->class_);
     WIRE(w, r->tenant);
+    WIRE(w, r->weight);
     WIRE(w, r->prompt_count);
     WIRE(w, r->output_max);
     WIRE(w, r->key_capacity);
@@ -465,7 +466,8 @@ static bool read_request(struct replay *r, struct wire *w, struct core_input *in
     bool sound = !w->broken && request->prompt_count > 0 && request->id.value != 0 &&
                  request->prompt_count <= BOUND_SEQ_TOKENS &&
                  request->output_max <= BOUND_SEQ_TOKENS && request->class_ < REQUEST_CLASS_COUNT &&
-                 request->tenant < r->config.tenant_max &&
+                 request->tenant < r->config.tenant_max && request->weight >= 0 &&
+                 request->weight <= CORE_WEIGHT_MAX &&
                  request->key_capacity <= 2 * BOUND_SEQ_TOKENS / CORE_KEY_TOKENS &&
                  (request->output_max > 0 || request->sampling.want_prompt_logprobs) &&
                  request->sampling.bias_count <= BOUND_LOGIT_BIAS &&

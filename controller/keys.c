@@ -6,7 +6,7 @@
 #include <string.h>
 
 enum { LINE_BYTES = 1024 };
-static const double WEIGHT_MIN = 0.01, WEIGHT_MAX = 100;
+static const double WEIGHT_MIN = 0.01, WEIGHT_MAX = CORE_WEIGHT_MAX;
 
 // ---- one entry ---------------------------------------------------------------------------------
 

@@ -232,6 +232,7 @@ static void check_spec(const struct core *core, const struct core_request *spec)
     INVARIANT((uint64_t)spec->prompt_count + spec->output_max <= spec->token_capacity);
     INVARIANT(spec->class_ < REQUEST_CLASS_COUNT);
     INVARIANT(spec->tenant < core->config.tenant_max);
+    INVARIANT(spec->weight >= 0 && spec->weight <= CORE_WEIGHT_MAX);
 }
 
 static void take_request(struct core *core, const struct core_request *spec) {

@@ -60,9 +60,9 @@ struct core_request {
     struct prefix_key *keys;
     uint32_t key_capacity;
     uint64_t salt;    // requests with another salt share nothing
-    float weight;     // of its tenant, when tenants share; 0: 1
+    float weight;     // of its tenant, when tenants share, <= CORE_WEIGHT_MAX; 0: 1
 };
-enum { CORE_KEY_TOKENS = 16 };
+enum { CORE_KEY_TOKENS = 16, CORE_WEIGHT_MAX = 100 };
 
 // ---- inputs ------------------------------------------------------------------------------------
 

@@ -89,6 +89,7 @@ static void submit(struct world *w, struct rng *rng) {
         .id = {id},
         .class_ = (enum request_class)rng_below(rng, REQUEST_CLASS_COUNT),
         .tenant = (uint32_t)rng_below(rng, 3),
+        .weight = (float)rng_below(rng, 5),
         .tokens = client->tokens,
         .token_capacity = SEQ_TOKENS + 1,
         .prompt_count = prompt,
