@@ -250,21 +250,21 @@ static bool is_stop_token(const struct request *request, int32_t token) {
 
 // Each token log lies on a page of its own, so that the store waits for the page's address too: a
 // few rows ahead is long enough before, and not so long that the address is forgotten again.
-static void look_ahead(struct core *core, uint32_t index) {
-    if (index == REQUEST_NONE || !request_is_live(core->requests, index)) {
+static void look_ahead(const struct request *entries, uint32_t index) {
+    if (index == REQUEST_NONE || entries[index].state == REQUEST_FREE) {
         return;
     }
-    const struct request *request = &request_table_entries(core->requests)[index];
+    const struct request *request = &entries[index];
     __builtin_prefetch(&request->tokens[request->known], 1);
     __builtin_prefetch(&request->spec);
 }
 
-static void take_row(struct core *core, struct group *g, const struct result_row *row,
-                     uint32_t index) {
+static void take_row(struct core *core, struct group *g, struct request *entries,
+                     const struct result_row *row, uint32_t index) {
     if (index == REQUEST_NONE) {
         return;    // its request ended while the step ran
     }
-    struct request *request = &request_table_entries(core->requests)[index];
+    struct request *request = &entries[index];
     bool stop = false;
     if (!row->is_prompt) {
         INVARIANT(row->position == request->known);
@@ -278,14 +278,13 @@ static void take_row(struct core *core, struct group *g, const struct result_row
         stop = is_stop_token(request, row->token);
     }
     bool first = !row->is_prompt && row->position == request->prompt_count;
-    struct core_action action = {
-        .kind = CORE_ACTION_TOKEN,
-        .token = {.id = request->spec.id,
-                  .class_ = request->spec.class_,
-                  .prefill_us = first ? core->now_us - request->admitted_us : 0,
-                  .row = row,
-                  .is_stop_token = stop},
-    };
+    struct core_action action;    // the largest kind is much larger: not zeroed for every token
+    action.kind = CORE_ACTION_TOKEN;
+    action.token.id = request->spec.id;
+    action.token.class_ = request->spec.class_;
+    action.token.prefill_us = first ? core->now_us - request->admitted_us : 0;
+    action.token.row = row;
+    action.token.is_stop_token = stop;
     core_act(core, &action);
     if (row->is_prompt) {
         return;
@@ -423,11 +422,12 @@ void group_take_result(struct core *core, struct group *g, const struct step_res
     core->counters.tokens_prompt_computed += done.prompt_rows;
     core->counters.kv_blocks_moved += done.moves;
     scheduler_complete(g->scheduler, result->seq, result->step_us);
+    struct request *entries = request_table_entries(core->requests);
     for (uint32_t i = 0; i < result->row_count; i++) {
         if (i + ROWS_AHEAD < result->row_count) {
-            look_ahead(core, core->owners[i + ROWS_AHEAD]);
+            look_ahead(entries, core->owners[i + ROWS_AHEAD]);
         }
-        take_row(core, g, &result->rows[i], core->owners[i]);
+        take_row(core, g, entries, &result->rows[i], core->owners[i]);
     }
     finish_scored(core, g);
 }
