@@ -36,6 +36,14 @@ for scenario in $("$run" --list | awk '$2 == "holds" && $1 != "swarm" { print $1
     "$run" --scenario "$scenario" --seed 1 --traces "$traces" --twice
 done
 
+# ---- worlds that found a defect once ---------------------------------------------------------------------------
+for seed in 63 2156; do
+    "$run" --scenario swarm --seed $seed
+done
+for seed in 84 375; do
+    "$run" --scenario swarm --seed $seed --full --hours 0.1
+done
+
 # ---- random worlds --------------------------------------------------------------------------------------------
 jobs=$(nproc 2>/dev/null || echo 2)
 rest=$(left)
