@@ -107,7 +107,7 @@ ALL_O := $(BASE_O) $(CONTROLLER_O) $(WORKER_O) $(CLI_O)
 PROGRAMS := tare tare-controller tare-worker
 BINS := $(PROGRAMS:%=$(OUT)/bin/%)
 
-.PHONY: soak sim unit-kernels unit-others all programs test check tidy bench bench-cpu bench-http bench-core bench-core-peer fuzz serve model deps deps-test test-run unit asan tsan \
+.PHONY: soak sim unit-worker unit-kernels unit-controller all programs test check tidy bench bench-cpu bench-http bench-core bench-core-peer fuzz serve model deps deps-test test-run unit asan tsan \
     integration e2e chaos format lint info help clean
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -206,7 +206,7 @@ test-run:
 	@$(MAKE) --no-print-directory tidy
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=asan $(OUT:%-$(BUILD)=%-asan)/tests/unit/run
-	@$(MAKE) --no-print-directory -j2 unit-kernels unit-others BUILD=asan
+	@$(MAKE) --no-print-directory -j2 unit-worker unit-kernels unit-controller BUILD=asan
 	@$(MAKE) --no-print-directory soak SOAK_STEPS=20000
 	@$(MAKE) --no-print-directory sim SIM_S=60
 	@$(MAKE) --no-print-directory integration
@@ -216,11 +216,13 @@ test-run:
 unit: $(OUT)/tests/unit/run    ## unit tests of one variant (BUILD=asan, CC=clang, SUITE=name)
 	@echo "unit tests, $(notdir $(CC)) $(BUILD)"; $(OUT)/tests/unit/run $(SUITE)
 
-# The same suites in two halves, for two cores.
+# The same suites in three parts, for two cores.
+unit-worker: $(OUT)/tests/unit/run
+	@$(OUT)/tests/unit/run worker/
 unit-kernels: $(OUT)/tests/unit/run
 	@$(OUT)/tests/unit/run kernels/
-unit-others: $(OUT)/tests/unit/run
-	@$(OUT)/tests/unit/run common/ proto/ controller/ worker/
+unit-controller: $(OUT)/tests/unit/run
+	@$(OUT)/tests/unit/run common/ proto/ controller/
 
 integration: all    ## numbers against an independent float64 implementation
 	@sh tests/integration/run.sh

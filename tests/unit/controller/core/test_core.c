@@ -436,6 +436,13 @@ static void random_envelope(struct world *w, struct rng *rng, int kind) {
     }
 }
 
+// Each depth with each kind of envelope, once or more.
+#ifdef TARE_SLOW_CHECKS
+enum { HISTORIES = 9 };
+#else
+enum { HISTORIES = 30 };
+#endif
+
 START_TEST(random_histories_keep_every_promise) {
     struct world w;
     struct rng rng;
@@ -499,7 +506,7 @@ Suite *suite_core(void) {
     tcase_add_test(tc, a_beginning_that_was_computed_is_not_computed_again);
     tcase_add_test(tc, cached_blocks_go_when_room_is_needed_the_end_of_a_sequence_first);
     tcase_add_test(tc, a_long_prompt_is_not_overtaken_without_end);
-    tcase_add_loop_test(tc, random_histories_keep_every_promise, 0, 30);
+    tcase_add_loop_test(tc, random_histories_keep_every_promise, 0, HISTORIES);
     suite_add_tcase(suite, tc);
     return suite;
 }
