@@ -25,6 +25,7 @@ args = parser.parse_args()
 server = Server(args.url)
 BLOCK_TOKENS = 32
 HOG_WORDS = 1400
+SECOND_WORDS = 240
 
 
 def body(index):
@@ -86,9 +87,11 @@ def streams_keep_their_text_while_the_pool_changes():
     started = [threading.Event() for _ in texts]
     results = [None] * len(texts)
     threads = [threading.Thread(target=stream, args=(i, started, results)) for i in range(len(texts))]
-    # Somebody long takes the low blocks, the streams those above; then it leaves.
-    with server.dial(timeout=300) as hog:
-        begin(hog, {"prompt": "word " * HOG_WORDS, "max_tokens": 600, "ignore_eos": True})
+    # Somebody long takes the low blocks, another one those that the references still held then, the streams those
+    # above; then the two leave.
+    with server.dial(timeout=300) as hog, server.dial(timeout=300) as second:
+        begin(hog, {"prompt": "word " * HOG_WORDS, "max_tokens": 270, "ignore_eos": True})
+        begin(second, {"prompt": "word " * SECOND_WORDS, "max_tokens": 60, "ignore_eos": True})
         for thread in threads:
             thread.start()
         for event in started:
