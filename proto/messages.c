@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "proto/messages.h"
 
+#include "common/integers.h"
 #include "common/invariant.h"
 
 static enum status range_error(struct error *err, const char *what, uint64_t value, uint64_t max) {
@@ -229,17 +230,13 @@ enum status plan_validate(const struct plan *plan, const struct plan_limits *lim
 
 // ---- the size of a step ------------------------------------------------------------------------
 
-static uint32_t smaller(uint32_t a, uint32_t b) {
-    return a < b ? a : b;
-}
-
 struct step_share step_share_chunk(const struct step_chunk *chunk) {
     uint32_t end = chunk->start + chunk->count;
     uint32_t scored = 0;
     if (chunk->want_prompt_logprobs && chunk->prompt_tokens > 0) {
         // The row of the last prompt token has nothing to score, and the last row of a prompt
         // draws.
-        uint32_t score_end = smaller(chunk->last ? end - 1 : end, chunk->prompt_tokens - 1);
+        uint32_t score_end = u32_min(chunk->last ? end - 1 : end, chunk->prompt_tokens - 1);
         scored = score_end > chunk->start ? score_end - chunk->start : 0;
     }
     uint32_t drawn = chunk->last && end < chunk->len_max ? 1 : 0;

@@ -88,7 +88,7 @@ bool scheduler_take_block(struct scheduler *s, uint32_t slot) {
 
 // Keys of all full blocks of the log, continued from those made before.
 static void make_keys(struct scheduler *s, struct request *request) {
-    uint32_t full = smaller(request->known / s->block_tokens, request->spec.key_capacity);
+    uint32_t full = u32_min(request->known / s->block_tokens, request->spec.key_capacity);
     struct prefix_chain chain = {s->options.prefix_secret, request->spec.salt, s->block_tokens};
     prefix_keys(&chain, request->spec.tokens, full * s->block_tokens, request->keys_known,
                 request->spec.keys);
@@ -102,7 +102,7 @@ static uint32_t find_cached(struct scheduler *s, struct request *request, uint32
         return 0;
     }
     make_keys(s, request);
-    uint32_t most = smaller((request->known - 1) / s->block_tokens, request->keys_known);
+    uint32_t most = u32_min((request->known - 1) / s->block_tokens, request->keys_known);
     uint32_t found = 0;
     for (; found < most; found++) {
         uint32_t id = kv_blocks_find(s->options.blocks, &request->spec.keys[found]);
@@ -141,7 +141,7 @@ void scheduler_publish(struct scheduler *s, struct request *request) {
         return;
     }
     make_keys(s, request);
-    full = smaller(full, request->keys_known);
+    full = u32_min(full, request->keys_known);
     const uint32_t *ids = scheduler_blocks(s, request->slot);
     for (; request->published < full; request->published++) {
         kv_blocks_publish(s->options.blocks, ids[request->published],
@@ -159,7 +159,7 @@ void scheduler_enter(struct scheduler *s, uint32_t index) {
                           request->evictions >= s->options.policy.evictions_max;
     request->held_us = 0;
     uint32_t cached = scheduler_overlap(s, request) * s->block_tokens;
-    request->backlog = request->known - smaller(cached, request->known);
+    request->backlog = request->known - u32_min(cached, request->known);
     s->waiting_tokens += request->backlog;
     waiting_line_add(s->waiting, index,
                      &(struct waiting_key){.class_ = request->spec.class_,
@@ -359,7 +359,7 @@ static bool has_place(const struct scheduler *s, struct request *request) {
     request->planned = 0;
     request->prefill_end = request->known;
     request->len_max = scheduler_length_max(s, &request->spec);
-    uint32_t least = smaller(s->block_tokens, request->known);
+    uint32_t least = u32_min(s->block_tokens, request->known);
     return scheduler_chunk_that_fits(s, request, 1) > 0 &&
            scheduler_chunk_in_time(s, request, least) == least;
 }

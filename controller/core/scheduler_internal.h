@@ -2,6 +2,7 @@
 #ifndef CONTROLLER_CORE_SCHEDULER_INTERNAL_H
 #define CONTROLLER_CORE_SCHEDULER_INTERNAL_H
 
+#include "common/integers.h"
 #include "controller/core/scheduler.h"
 
 // What the files of the scheduler share: scheduler.c plans steps, scheduler_pool.c changes the size
@@ -137,10 +138,6 @@ static inline uint32_t scheduler_live_blocks(const struct scheduler *s) {
     return kv_blocks_held(s->options.blocks) - s->move_blocks;
 }
 
-static inline uint32_t smaller(uint32_t a, uint32_t b) {
-    return a < b ? a : b;
-}
-
 static inline struct flight *scheduler_open_flight(struct scheduler *s) {
     return &s->flights[(s->flight_first + s->flight_count) % SCHEDULER_DEPTH_MAX];
 }
@@ -150,6 +147,9 @@ struct told *scheduler_tell(struct scheduler *s, uint32_t slot);
 void scheduler_set_suspect(struct scheduler *s, struct request *request, bool suspect);
 void scheduler_set_paused(struct scheduler *s, struct request *request, bool paused);
 bool scheduler_may_run(const struct scheduler *s, const struct request *request);
+
+// ---- scheduler_prompt.c: chunks ----------------------------------------------------------------
+
 // The most of `tokens` that the step has place for.
 uint32_t scheduler_chunk_that_fits(const struct scheduler *s, const struct request *request,
                                    uint32_t tokens);
@@ -159,6 +159,10 @@ uint32_t scheduler_chunk_in_time(const struct scheduler *s, const struct request
 // One chunk of a request that was just admitted, within `budget` tokens. Returns what is left.
 uint32_t scheduler_first_chunk(struct scheduler *s, struct step_plan *plan, uint32_t slot,
                                uint32_t budget);
+// Time for prompts beside `rows` decode rows; the tokens that prompts may take together.
+uint32_t scheduler_open_prompts(struct scheduler *s, uint32_t rows);
+// Chunks of those that were admitted before, within `budget` tokens. Returns what is left.
+uint32_t scheduler_plan_prompts(struct scheduler *s, struct step_plan *plan, uint32_t budget);
 
 // ---- scheduler_admit.c: blocks, claims, cached beginnings, admission ---------------------------
 

@@ -35,6 +35,7 @@ def metrics():
         "capacity": total("tare_kv_blocks_capacity"),
         "plans": total("tare_plans_total"),
         "gone": total("tare_requests_total", outcome="client_abort"),
+        "heartbeat_age": total("tare_worker_heartbeat_age_seconds"),
     }
 
 
@@ -63,8 +64,11 @@ def expect_all_back(count, before):
     check(after["plans"] - seen["plans"] <= PIPELINED + 1,
           f"the memory is back with the next plan: {after['plans'] - seen['plans']} more")
     check(after["gone"] - before["gone"] == count, f"{count} sequences ended because their client left")
-    time.sleep(0.3)    # whatever went on by itself would show
-    check(metrics()["plans"] == after["plans"], "no plan is made for nobody")
+    # The worker has spoken twice since: whatever went on by itself would show.
+    for _ in range(2):
+        begin_s = time.monotonic()
+        last = wait_for("the worker's heart beats", lambda m: m["heartbeat_age"] < time.monotonic() - begin_s)
+    check(last["plans"] == after["plans"], "no plan is made for nobody")
 
 
 def while_decoding():
