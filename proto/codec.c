@@ -501,6 +501,7 @@ enum status codec_result_encode(const struct step_result *result, struct arena *
     message.status = (uint32_t)result->status;
     message.applied_seq = result->applied_seq;
     message.step_us = result->step_us;
+    message.digest = result->digest;
     message.n_slots = rows;
     message.slots = arrays.slots;
     message.n_gens = rows;
@@ -576,6 +577,7 @@ enum status codec_result_decode(const struct message_header *header, const uint8
         .row_count = (uint32_t)rows,
         .rows = decoded,
         .message = in->message,
+        .digest = in->digest,
     };
     return STATUS_OK;
 }
@@ -594,6 +596,8 @@ static enum status hello_encode(const struct control_message *message, struct bu
     hello.pid = in->pid;
     hello.rank = in->rank;
     hello.world = in->world;
+    hello.group = in->group;
+    hello.config_digest = mutable(in->config_digest == NULL ? "" : in->config_digest);
     return frame_encode(message->kind, &message->address, &hello.base, out, err);
 }
 
@@ -630,6 +634,7 @@ static enum status capacity_encode(const struct control_message *message, struct
     capacity.device_bytes = in->device_bytes;
     capacity.budget_bytes = in->budget_bytes;
     capacity.foreign_bytes = in->foreign_bytes;
+    capacity.kv_stamp = in->kv_stamp;
     void *items = NULL;
     capacity.n_lines = in->line_count;
     capacity.lines = pointer_array(scratch, in->line_count, sizeof **capacity.lines, &items);
@@ -651,6 +656,7 @@ static enum status small_encode(const struct control_message *message, struct bu
     Tare__Text text = TARE__TEXT__INIT;
     Tare__Progress progress = TARE__PROGRESS__INIT;
     Tare__Heartbeat heartbeat = TARE__HEARTBEAT__INIT;
+    Tare__Abort abort = TARE__ABORT__INIT;
     const ProtobufCMessage *body = NULL;
     switch (message->kind) {
     case MESSAGE_KIND_WELCOME:
@@ -658,6 +664,8 @@ static enum status small_encode(const struct control_message *message, struct bu
         welcome.rank = message->welcome.rank;
         welcome.world = message->welcome.world;
         welcome.lease_ms = message->welcome.lease_ms;
+        welcome.group = message->welcome.group;
+        welcome.comm_id = mutable(message->welcome.comm_id == NULL ? "" : message->welcome.comm_id);
         body = &welcome.base;
         break;
     case MESSAGE_KIND_REFUSED:
@@ -680,6 +688,11 @@ static enum status small_encode(const struct control_message *message, struct bu
         heartbeat.resident_bytes = message->heartbeat.resident_bytes;
         heartbeat.allocations_after_seal = message->heartbeat.allocations_after_seal;
         body = &heartbeat.base;
+        break;
+    case MESSAGE_KIND_ABORT:
+        abort.epoch = message->abort.epoch;
+        abort.reason = mutable(message->abort.reason == NULL ? "" : message->abort.reason);
+        body = &abort.base;
         break;
     case MESSAGE_KIND_HELLO:
     case MESSAGE_KIND_CAPACITY:
@@ -713,6 +726,34 @@ static enum status hello_decode(const Tare__Hello *in, struct control_message *o
         .pid = in->pid,
         .rank = in->rank,
         .world = in->world,
+        .group = in->group,
+        .config_digest = in->config_digest,
+    };
+    return STATUS_OK;
+}
+
+// The id becomes a name in the file system.
+static bool is_comm_id(const char *text) {
+    return strlen(text) == MESSAGE_COMM_ID_DIGITS &&
+           strspn(text, "0123456789abcdef") == MESSAGE_COMM_ID_DIGITS;
+}
+
+static enum status welcome_decode(const Tare__Welcome *in, struct control_message *out,
+                                  struct error *err) {
+    if (in->world == 0 || in->world > BOUND_RANKS || in->rank >= in->world ||
+        in->group >= BOUND_GROUPS) {
+        return broken(err, "a welcome to a rank or a group that cannot be");
+    }
+    if (!is_comm_id(in->comm_id)) {
+        return broken(err, "a welcome whose communicator id is not 32 hex digits");
+    }
+    out->welcome = (struct message_welcome){
+        .epoch = in->epoch,
+        .group = in->group,
+        .rank = in->rank,
+        .world = in->world,
+        .lease_ms = in->lease_ms,
+        .comm_id = in->comm_id,
     };
     return STATUS_OK;
 }
@@ -757,6 +798,7 @@ static enum status capacity_decode(const Tare__Capacity *in, struct arena *arena
         .device_bytes = in->device_bytes,
         .budget_bytes = in->budget_bytes,
         .foreign_bytes = in->foreign_bytes,
+        .kv_stamp = in->kv_stamp,
         .line_count = (uint32_t)in->n_lines,
         .lines = lines,
     };
@@ -779,6 +821,8 @@ static const ProtobufCMessageDescriptor *control_descriptor(uint32_t kind) {
         return &tare__capacity__descriptor;
     case MESSAGE_KIND_HEARTBEAT:
         return &tare__heartbeat__descriptor;
+    case MESSAGE_KIND_ABORT:
+        return &tare__abort__descriptor;
     case MESSAGE_KIND_PLAN:
     case MESSAGE_KIND_RESULT:
     case MESSAGE_KIND_COUNT:
@@ -809,16 +853,18 @@ enum status codec_control_decode(const struct message_header *header, const uint
         return capacity_decode((const Tare__Capacity *)in, arena, out, err);
     }
     if (descriptor == &tare__welcome__descriptor) {
-        const Tare__Welcome *welcome = (const Tare__Welcome *)in;
-        out->welcome = (struct message_welcome){welcome->epoch, welcome->rank, welcome->world,
-                                                welcome->lease_ms};
-    } else if (descriptor == &tare__text__descriptor) {
+        return welcome_decode((const Tare__Welcome *)in, out, err);
+    }
+    if (descriptor == &tare__text__descriptor) {
         const Tare__Text *text = (const Tare__Text *)in;
         out->text = (struct message_text){text->code, text->text};
     } else if (descriptor == &tare__progress__descriptor) {
         const Tare__Progress *progress = (const Tare__Progress *)in;
         out->progress = (struct message_progress){progress->phase, progress->bytes_done,
                                                   progress->bytes_total, progress->bytes_per_s};
+    } else if (descriptor == &tare__abort__descriptor) {
+        const Tare__Abort *abort = (const Tare__Abort *)in;
+        out->abort = (struct message_abort){abort->epoch, abort->reason};
     } else {
         const Tare__Heartbeat *heartbeat = (const Tare__Heartbeat *)in;
         out->heartbeat = (struct message_heartbeat){

@@ -50,6 +50,7 @@ struct control_message {
         struct message_progress progress;
         struct message_capacity capacity;
         struct message_heartbeat heartbeat;
+        struct message_abort abort;
     };
 };
 enum status codec_control_encode(const struct control_message *message, struct arena *scratch,

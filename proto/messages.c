@@ -372,3 +372,18 @@ enum status capacity_validate(const struct message_capacity *capacity, struct er
     }
     return STATUS_OK;
 }
+
+enum status hello_validate(const struct message_hello *hello, struct error *err) {
+    if (hello->world == 0 || hello->world > BOUND_RANKS) {
+        return error_set(err, STATUS_INVALID, "a group of %u ranks; 1 to %u are possible",
+                         hello->world, BOUND_RANKS);
+    }
+    if (hello->rank >= hello->world) {
+        return error_set(err, STATUS_INVALID, "rank %u of a group of %u ranks", hello->rank,
+                         hello->world);
+    }
+    if (hello->group >= BOUND_GROUPS) {
+        return range_error(err, "group", hello->group, BOUND_GROUPS - 1);
+    }
+    return STATUS_OK;
+}

@@ -40,6 +40,7 @@ enum message_kind {
     MESSAGE_KIND_RESULT,       // worker: done, or refused
     MESSAGE_KIND_SHUTDOWN,     // controller: finish and leave
     MESSAGE_KIND_GOODBYE,      // worker: I am leaving, and why
+    MESSAGE_KIND_ABORT,        // controller: a rank is lost, wait for it no longer
     MESSAGE_KIND_COUNT,
 };
 
@@ -53,7 +54,7 @@ struct message_header {
     uint32_t body_bytes;
     uint32_t body_crc32c;
 };
-enum { MESSAGE_VERSION = 1, MESSAGE_HEADER_BYTES = 40 };
+enum { MESSAGE_VERSION = 2, MESSAGE_HEADER_BYTES = 40 };
 
 // ---- sampling ----------------------------------------------------------------------------------
 
@@ -182,6 +183,9 @@ struct step_result {
     uint32_t row_count;
     const struct result_row *rows;
     const char *message;    // why, when status is not OK; "" otherwise
+    // Over the rows that the step drew and the slot table after it. Every rank computes the same
+    // one, and only rank 0 sends rows: a difference means that the ranks have parted.
+    uint64_t digest;
 };
 
 // ---- joining -----------------------------------------------------------------------------------
@@ -222,14 +226,28 @@ struct message_hello {
     const char *device;    // "cpu"
     const char *model_name;
     const char *model_digest;
+    const char *config_digest;    // of the options that all ranks of a group must share
     uint32_t pid;
-    uint32_t rank, world;
+    uint32_t group, rank, world;
+    // The header's epoch is the last one that the worker was welcomed into, 0 for none.
 };
+
+// Ranks of one host find each other's shared memory by this name: 32 hex digits, random for each
+// epoch, so that nothing of an older epoch is ever met.
+enum { MESSAGE_COMM_ID_DIGITS = 32 };
 
 struct message_welcome {
     uint64_t epoch;
-    uint32_t rank, world;
+    uint32_t group, rank, world;
     uint32_t lease_ms;
+    const char *comm_id;
+};
+
+// To the survivors of a group that lost a rank: no collective of that epoch will ever be complete.
+// Weights and KV stay; the next WELCOME follows when all ranks are there again.
+struct message_abort {
+    uint64_t epoch;
+    const char *reason;
 };
 
 struct message_text {    // REFUSED, SHUTDOWN, GOODBYE
@@ -249,6 +267,9 @@ struct message_capacity {
     uint32_t kv_blocks;    // usable block ids: 0 .. kv_blocks - 1
     // After a resize, why the pool is not as large as was asked; "" or NULL otherwise.
     const char *kv_note;
+    // Random, kept in the memory that outlives the process: the same as before only where the
+    // pool's bytes are those that the last process left. 0: nothing of them is known.
+    uint64_t kv_stamp;
     uint64_t kv_bytes_per_token;
     // Of the device, of it for us, and of it held by other processes at the last look.
     uint64_t device_bytes, budget_bytes, foreign_bytes;
@@ -287,6 +308,8 @@ enum status sampling_validate(const struct sampling_params *sampling, uint32_t v
 enum status result_validate(const struct step_result *result, const struct plan_limits *limits,
                             struct error *err) MUST_USE;
 enum status capacity_validate(const struct message_capacity *capacity, struct error *err) MUST_USE;
+// Group, rank and world within the bounds, and the rank inside the world.
+enum status hello_validate(const struct message_hello *hello, struct error *err) MUST_USE;
 
 // ---- the size of a step ------------------------------------------------------------------------
 

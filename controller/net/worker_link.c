@@ -13,6 +13,8 @@
 #include "proto/transport.h"
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
 
 enum {
     WORKERS_MAX = 1,                  // one group of one rank in this version
@@ -159,13 +161,28 @@ static void lose(struct worker_link *link, struct peer *peer, const char *reason
     link->sink.lost(link->sink.ctx, id_of(link, peer), reason, exit_code);
 }
 
+static void draw_comm_id(char out[MESSAGE_COMM_ID_DIGITS + 1]) {
+    uint64_t parts[2] = {0};
+    if (getrandom(parts, sizeof parts, 0) != (ssize_t)sizeof parts) {
+        parts[0] = clock_monotonic_ns();    // a name, no secret: the directory is ours
+        parts[1] = (uint64_t)getpid();
+    }
+    snprintf(out, MESSAGE_COMM_ID_DIGITS + 1, "%016llx%016llx", (unsigned long long)parts[0],
+             (unsigned long long)parts[1]);
+}
+
 static void welcome(struct worker_link *link, struct peer *peer) {
     peer->epoch = ++link->last_epoch;
+    char comm_id[MESSAGE_COMM_ID_DIGITS + 1];
+    draw_comm_id(comm_id);
     link->counters.epoch = peer->epoch;
     struct control_message message = {
         .kind = MESSAGE_KIND_WELCOME,
         .address = {.epoch = peer->epoch},
-        .welcome = {.epoch = peer->epoch, .rank = 0, .world = 1, .lease_ms = SILENCE_US / 1000},
+        .welcome = {.epoch = peer->epoch,
+                    .world = 1,
+                    .lease_ms = SILENCE_US / 1000,
+                    .comm_id = comm_id},
     };
     send_control(link, peer->name, &message);
 }

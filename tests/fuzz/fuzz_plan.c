@@ -77,9 +77,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                 enum status judged = result_validate(&result, &limits, NULL);
                 (void)judged;
             }
-        } else if (codec_control_decode(&header, body, &t->arena, &control, NULL) == STATUS_OK &&
-                   control.kind == MESSAGE_KIND_CAPACITY) {
-            enum status judged = capacity_validate(&control.capacity, NULL);
+        } else if (codec_control_decode(&header, body, &t->arena, &control, NULL) == STATUS_OK) {
+            enum status judged =
+                control.kind == MESSAGE_KIND_CAPACITY ? capacity_validate(&control.capacity, NULL)
+                : control.kind == MESSAGE_KIND_HELLO  ? hello_validate(&control.hello, NULL)
+                                                      : STATUS_OK;
             (void)judged;
         }
     }

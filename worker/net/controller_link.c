@@ -106,6 +106,7 @@ static enum status send_hello(struct link *link) {
                 .device = link->options->device,
                 .model_name = link->options->model_name,
                 .model_digest = "",
+                .config_digest = "",
                 .pid = (uint32_t)getpid(),
                 .rank = 0,
                 .world = 1,

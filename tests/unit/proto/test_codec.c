@@ -147,7 +147,8 @@ START_TEST(a_result_survives_the_wire) {
                              .step_us = 1234,
                              .row_count = 3,
                              .rows = rows,
-                             .message = ""};
+                             .message = "",
+                             .digest = UINT64_MAX - 1};
     ck_assert_int_eq(codec_result_encode(&in, &p.arena, &p.out, NULL), STATUS_OK);
     struct message_header header;
     const uint8_t *body = NULL;
@@ -160,6 +161,7 @@ START_TEST(a_result_survives_the_wire) {
     ck_assert_uint_eq(out.rows[1].top_count, 0);
     ck_assert(out.rows[2].is_prompt && out.rows[2].top_logprobs[0] == -0.5f);
     ck_assert_uint_eq(out.step_us, 1234);
+    ck_assert_uint_eq(out.digest, UINT64_MAX - 1);
     parts_deinit(&p);
 }
 END_TEST
@@ -176,6 +178,7 @@ START_TEST(a_capacity_report_survives_the_wire) {
                      .device_bytes = 9000000000,
                      .budget_bytes = 8000000000,
                      .foreign_bytes = 70000,
+                     .kv_stamp = 0x0123456789abcdef,
                      .block_tokens = 32,
                      .kv_blocks = 700,
                      .kv_bytes_per_token = 23040,
@@ -207,9 +210,95 @@ START_TEST(a_capacity_report_survives_the_wire) {
     ck_assert_uint_eq(out.capacity.device_bytes, 9000000000);
     ck_assert_uint_eq(out.capacity.budget_bytes, 8000000000);
     ck_assert_uint_eq(out.capacity.foreign_bytes, 70000);
+    ck_assert_uint_eq(out.capacity.kv_stamp, 0x0123456789abcdef);
     ck_assert_str_eq(out.capacity.lines[0].name, "weights");
     ck_assert_uint_eq(out.capacity.lines[0].bytes, 1000);
     ck_assert_int_eq(capacity_validate(&out.capacity, NULL), STATUS_OK);
+    parts_deinit(&p);
+}
+END_TEST
+
+// Encodes and decodes; the decoded strings lie in the parts' arena.
+static enum status pass(struct parts *p, const struct control_message *in,
+                        struct control_message *out, struct error *err) {
+    buf_reset(&p->out);
+    struct message_header header;
+    const uint8_t *body = NULL;
+    ck_assert_int_eq(codec_control_encode(in, &p->arena, &p->out, NULL), STATUS_OK);
+    ck_assert_int_eq(codec_header_decode(p->out.data, p->out.bytes_used, &header, &body, NULL),
+                     STATUS_OK);
+    return codec_control_decode(&header, body, &p->arena, out, err);
+}
+
+#define COMM_ID "0123456789abcdef0123456789abcdef"
+
+START_TEST(joining_a_group_survives_the_wire) {
+    struct parts p;
+    parts_init(&p);
+    struct control_message out;
+    const struct control_message hello = {.kind = MESSAGE_KIND_HELLO,
+                                          .address = {.epoch = 41},
+                                          .hello = {.worker_id = "g3r5",
+                                                    .build = "b",
+                                                    .device = "cpu",
+                                                    .model_name = "m",
+                                                    .model_digest = "aa",
+                                                    .config_digest = "bb",
+                                                    .pid = 77,
+                                                    .group = 3,
+                                                    .rank = 5,
+                                                    .world = 8}};
+    ck_assert_int_eq(pass(&p, &hello, &out, NULL), STATUS_OK);
+    ck_assert_uint_eq(out.address.epoch, 41);
+    ck_assert_str_eq(out.hello.model_digest, "aa");
+    ck_assert_str_eq(out.hello.config_digest, "bb");
+    ck_assert_uint_eq(out.hello.group, 3);
+    ck_assert_uint_eq(out.hello.rank, 5);
+    ck_assert_uint_eq(out.hello.world, 8);
+    const struct control_message welcome = {.kind = MESSAGE_KIND_WELCOME,
+                                            .welcome = {.epoch = UINT64_MAX,
+                                                        .group = 3,
+                                                        .rank = 5,
+                                                        .world = 8,
+                                                        .lease_ms = 1000,
+                                                        .comm_id = COMM_ID}};
+    ck_assert_int_eq(pass(&p, &welcome, &out, NULL), STATUS_OK);
+    ck_assert_uint_eq(out.welcome.epoch, UINT64_MAX);
+    ck_assert_uint_eq(out.welcome.group, 3);
+    ck_assert_uint_eq(out.welcome.rank, 5);
+    ck_assert_uint_eq(out.welcome.world, 8);
+    ck_assert_str_eq(out.welcome.comm_id, COMM_ID);
+    const struct control_message abort = {.kind = MESSAGE_KIND_ABORT,
+                                          .abort = {.epoch = 9, .reason = "rank 3 is lost"}};
+    ck_assert_int_eq(pass(&p, &abort, &out, NULL), STATUS_OK);
+    ck_assert_uint_eq(out.abort.epoch, 9);
+    ck_assert_str_eq(out.abort.reason, "rank 3 is lost");
+    parts_deinit(&p);
+}
+END_TEST
+
+// The id becomes part of a file's name, and the rank an index.
+START_TEST(impossible_welcomes_are_refused) {
+    static const struct message_welcome welcomes[] = {
+        {.world = 1, .comm_id = "0123456789abcdef0123456789abcde"},
+        {.world = 1, .comm_id = COMM_ID "0"},
+        {.world = 1, .comm_id = "../../../../../../../../../etc/x"},
+        {.world = 1, .comm_id = "0123456789ABCDEF0123456789ABCDEF"},
+        {.world = 1, .comm_id = NULL},
+        {.world = 0, .comm_id = COMM_ID},
+        {.world = BOUND_RANKS + 1, .comm_id = COMM_ID},
+        {.world = 2, .rank = 2, .comm_id = COMM_ID},
+        {.world = 1, .group = BOUND_GROUPS, .comm_id = COMM_ID},
+    };
+    struct parts p;
+    parts_init(&p);
+    for (size_t i = 0; i < sizeof welcomes / sizeof welcomes[0]; i++) {
+        const struct control_message in = {.kind = MESSAGE_KIND_WELCOME, .welcome = welcomes[i]};
+        struct control_message out;
+        struct error err = {0};
+        ck_assert_int_eq(pass(&p, &in, &out, &err), STATUS_CORRUPT);
+        ck_assert_ptr_nonnull(strstr(err.message, "a welcome"));
+    }
     parts_deinit(&p);
 }
 END_TEST
@@ -279,6 +368,57 @@ START_TEST(damaged_bodies_never_break_the_reader) {
 }
 END_TEST
 
+START_TEST(damaged_control_messages_never_break_the_reader) {
+    const struct control_message messages[] = {
+        {.kind = MESSAGE_KIND_HELLO,
+         .hello = {.worker_id = "g0r1",
+                   .build = "b",
+                   .device = "cpu",
+                   .model_name = "m",
+                   .model_digest = "aa",
+                   .config_digest = "bb",
+                   .group = 1,
+                   .rank = 1,
+                   .world = 2}},
+        {.kind = MESSAGE_KIND_WELCOME,
+         .welcome = {.epoch = 3, .group = 1, .rank = 1, .world = 2, .comm_id = COMM_ID}},
+        {.kind = MESSAGE_KIND_ABORT, .abort = {.epoch = 3, .reason = "rank 0 is lost"}},
+    };
+    struct parts p;
+    parts_init(&p);
+    struct rng rng;
+    rng_init(&rng, 6);
+    for (int round = 0; round < 15000; round++) {
+        const struct control_message *in = &messages[round % 3];
+        buf_reset(&p.out);
+        arena_reset(&p.arena);
+        ck_assert_int_eq(codec_control_encode(in, &p.arena, &p.out, NULL), STATUS_OK);
+        size_t body_bytes = p.out.bytes_used - MESSAGE_HEADER_BYTES;
+        for (uint64_t i = 1 + rng_below(&rng, 4); i > 0; i--) {
+            p.out.data[MESSAGE_HEADER_BYTES + rng_below(&rng, body_bytes)] = (uint8_t)rng_u64(&rng);
+        }
+        uint32_t crc = crc32c(p.out.data + MESSAGE_HEADER_BYTES, body_bytes);
+        memcpy(p.out.data + 36, &crc, sizeof crc);
+        struct message_header header;
+        const uint8_t *body = NULL;
+        struct control_message out;
+        ck_assert_int_eq(codec_header_decode(p.out.data, p.out.bytes_used, &header, &body, NULL),
+                         STATUS_OK);
+        enum status status = codec_control_decode(&header, body, &p.arena, &out, NULL);
+        ck_assert(status == STATUS_OK || status == STATUS_CORRUPT);
+        if (status == STATUS_OK && out.kind == MESSAGE_KIND_WELCOME) {
+            ck_assert_uint_lt(out.welcome.rank, out.welcome.world);
+            ck_assert_uint_eq(strlen(out.welcome.comm_id), MESSAGE_COMM_ID_DIGITS);
+        }
+        if (status == STATUS_OK && out.kind == MESSAGE_KIND_HELLO) {
+            enum status judged = hello_validate(&out.hello, NULL);
+            ck_assert(judged == STATUS_OK || judged == STATUS_INVALID);
+        }
+    }
+    parts_deinit(&p);
+}
+END_TEST
+
 START_TEST(a_full_arena_is_an_answer) {
     struct parts p;
     parts_init(&p);
@@ -327,7 +467,10 @@ Suite *suite_codec(void) {
     tcase_add_test(tc, a_plan_survives_the_wire);
     tcase_add_test(tc, a_result_survives_the_wire);
     tcase_add_test(tc, a_capacity_report_survives_the_wire);
+    tcase_add_test(tc, joining_a_group_survives_the_wire);
+    tcase_add_test(tc, impossible_welcomes_are_refused);
     tcase_add_test(tc, every_truncation_is_refused);
+    tcase_add_test(tc, damaged_control_messages_never_break_the_reader);
     tcase_add_test(tc, another_version_and_an_unknown_kind_are_refused);
     tcase_add_test(tc, damaged_bodies_never_break_the_reader);
     tcase_add_test(tc, a_full_arena_is_an_answer);

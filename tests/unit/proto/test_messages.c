@@ -257,6 +257,29 @@ START_TEST(shares_count_what_chunks_score_and_draw) {
 }
 END_TEST
 
+START_TEST(hellos_are_judged) {
+    const struct {
+        struct message_hello hello;
+        const char *because;
+    } cases[] = {
+        {{.world = 1}, NULL},
+        {{.world = BOUND_RANKS, .rank = BOUND_RANKS - 1, .group = BOUND_GROUPS - 1}, NULL},
+        {{.world = 0}, "a group of 0 ranks"},
+        {{.world = BOUND_RANKS + 1}, "a group of 9 ranks"},
+        {{.world = 2, .rank = 2}, "rank 2 of a group of 2"},
+        {{.world = 1, .group = BOUND_GROUPS}, "group is 1024"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct error err = {0};
+        enum status status = hello_validate(&cases[i].hello, &err);
+        ck_assert_int_eq(status, cases[i].because == NULL ? STATUS_OK : STATUS_INVALID);
+        if (cases[i].because != NULL) {
+            ck_assert_ptr_nonnull(strstr(err.message, cases[i].because));
+        }
+    }
+}
+END_TEST
+
 Suite *suite_messages(void) {
     Suite *suite = suite_create("proto/messages");
     TCase *tc = tcase_create("all");
@@ -304,6 +327,7 @@ Suite *suite_messages(void) {
         a_plan_moves_few_blocks_of_many_sequences,
         result_rows_are_judged,
         capacity_reports_are_judged,
+        hellos_are_judged,
         a_step_is_judged_by_every_limit,
         shares_count_what_chunks_score_and_draw,
     };

@@ -18,6 +18,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define COMM_ID "0123456789abcdef0123456789abcdef"
+
 enum { FRAME_BYTES = 64 * 1024, FLOOD = 1000, TURNS_MAX = 2000, TURN_MS = 5 };
 
 struct fixture {
@@ -242,8 +244,9 @@ START_TEST(a_flood_with_broken_messages_in_it_is_read_to_its_end) {
         send_message(control, &heartbeat);
         send_surely(control, "broken", (size_t)i % 6);
     }
-    struct control_message welcome = {.kind = MESSAGE_KIND_WELCOME,
-                                      .welcome = {.epoch = 5, .world = 1, .lease_ms = 1000}};
+    struct control_message welcome = {
+        .kind = MESSAGE_KIND_WELCOME,
+        .welcome = {.epoch = 5, .world = 1, .lease_ms = 1000, .comm_id = COMM_ID}};
     send_message(control, &welcome);
     uint32_t welcomes = 0;
     for (int i = 0; i < TURNS_MAX && welcomes == 0; i++) {
@@ -288,8 +291,9 @@ START_TEST(a_controller_that_fell_silent_is_greeted_again_and_waited_for) {
     f->options.silence_us = 1500 * 1000;    // more than the test needs to answer the first hello
     start_link();
     await_word(control);
-    struct control_message welcome = {.kind = MESSAGE_KIND_WELCOME,
-                                      .welcome = {.epoch = 5, .world = 1, .lease_ms = 1000}};
+    struct control_message welcome = {
+        .kind = MESSAGE_KIND_WELCOME,
+        .welcome = {.epoch = 5, .world = 1, .lease_ms = 1000, .comm_id = COMM_ID}};
     send_message(control, &welcome);
     await_kind(control, MESSAGE_KIND_HEARTBEAT);    // it took the welcome, and hears nothing more
     await_kind(control, MESSAGE_KIND_HELLO);
