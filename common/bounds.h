@@ -150,7 +150,7 @@
 
 // Prompt tokens of one step while others decode: bounds the gap between their tokens.
 #define BOUND_PREFILL_CONTENDED_TOKENS 128u
-// Times a request is resumed after its group was lost. Then it fails.
+// Losses of its group, while it gets no further, that a request survives. Then it fails.
 #define BOUND_RESUMES 3u
 // A group without a worker. Then its requests fail.
 #define BOUND_RECOVERY_US (60u * 1000 * 1000)
@@ -158,8 +158,12 @@
 #define BOUND_AWAY_US (2u * 1000 * 1000)
 // Predicted time of a step behind which another plan may wait. Longer: plans go one by one.
 #define BOUND_PIPELINED_STEP_US (50u * 1000)
-// A step past its deadline by so much has no result coming. New epoch.
-#define BOUND_STEP_LOST_US (30u * 1000 * 1000)
+// A step past its deadline by so much has no result coming: a new epoch. Twice as much after every
+// such loss without a step in between, up to 2^BOUND_STEP_LOST_DOUBLINGS times.
+#define BOUND_STEP_LOST_US (2u * 1000 * 1000)
+#define BOUND_STEP_LOST_DOUBLINGS 4u
+// A lost group's requests keep their KV so long while another group could take them over.
+#define BOUND_KV_AWAY_US (3u * 1000 * 1000)
 // Mapping or unmapping of KV memory by a worker, which holds up its steps. Then the step is
 // overdue.
 #define BOUND_RESIZE_US (600u * 1000 * 1000)
@@ -168,6 +172,9 @@
 
 // ---- messages ----------------------------------------------------------------------------------
 #define BOUND_PLAN_BYTES (1024u * 1024)    // one plan or result; disconnect
+// Of a plan, what its admissions may take: the longest sequence's blocks, and as many others as are
+// left. With the tokens of a step, and a change for each sequence, it stays below BOUND_PLAN_BYTES.
+#define BOUND_PLAN_ADMIT_BYTES (4u * BOUND_BLOCKS_PER_SEQ + 16u * 1024)
 #define BOUND_CONTROL_BYTES (64u * 1024)
 #define BOUND_LEDGER_LINES 256u    // of one capacity report; disconnect
 

@@ -86,12 +86,11 @@ static enum status check_blocks(const uint32_t *blocks, uint32_t count,
 static enum status check_cached(const struct plan_admit *admit, const struct plan_limits *limits,
                                 struct error *err) {
     uint64_t held = (uint64_t)admit->block_count * limits->block_tokens;
-    if (admit->cached_tokens % limits->block_tokens != 0 || admit->cached_tokens > held ||
-        admit->cached_tokens >= admit->len_max) {
+    if (admit->cached_tokens > held || admit->cached_tokens >= admit->len_max) {
         return error_set(err, STATUS_INVALID,
-                         "slot %u is admitted with %u cached tokens: whole blocks of %u that it "
-                         "holds, below its end at %u",
-                         admit->ref.slot, admit->cached_tokens, limits->block_tokens,
+                         "slot %u is admitted with %u cached tokens; its blocks hold %llu, and it "
+                         "ends at %u",
+                         admit->ref.slot, admit->cached_tokens, (unsigned long long)held,
                          admit->len_max);
     }
     bool needs = sampling_uses_history(&admit->sampling);

@@ -92,8 +92,9 @@ struct plan_admit {
     uint32_t len_max;          // prompt + output; generation stops there with "length"
     uint32_t block_count;
     const uint32_t *blocks;    // ids of the sequence's first blocks, in order
-    // Positions whose KV stands in the first blocks already, computed for another sequence with the
-    // same beginning: whole blocks, shared and never written again. The first chunk starts there.
+    // Positions whose KV stands in the first blocks already: computed for another sequence with the
+    // same beginning, in whole blocks that are shared and never written again, or for this one in
+    // an epoch before. The first chunk starts there.
     uint32_t cached_tokens;
     // Their tokens, where penalties count them: cached_tokens of them, or none.
     uint32_t history_count;

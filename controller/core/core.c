@@ -191,6 +191,15 @@ static struct group *choose_group(struct core *core, struct request *request) {
     return best;
 }
 
+bool core_is_ready(const struct core *core) {
+    for (uint32_t i = 0; i < core->config.groups_max; i++) {
+        if (core->groups[i].ready) {
+            return true;
+        }
+    }
+    return false;
+}
+
 // One that had a worker before, and may have one again.
 static struct group *any_group(struct core *core) {
     for (uint32_t i = 0; i < core->config.groups_max; i++) {
@@ -302,6 +311,7 @@ static void take_result(struct core *core, const struct core_input *input) {
 static void gather_stranded(struct core *core) {
     for (uint32_t i = 0; i < request_table_max(core->requests); i++) {
         if (request_is_live(core->requests, i) &&
+            request_at(core->requests, i)->state == REQUEST_WAITING &&
             !core->groups[request_at(core->requests, i)->group].ready) {
             core_place_again(core, i);
         }

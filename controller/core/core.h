@@ -88,6 +88,7 @@ struct core_input {
             const struct message_capacity *capacity;
             uint64_t epoch;
             uint32_t group;    // index of the group whose worker it is
+            bool kv_kept;      // its KV is what it was when it was lost, and as large
         } ready;
         struct {
             struct worker_id worker;
@@ -244,8 +245,9 @@ struct core_counters {
     uint64_t requests_rejected[REQUEST_CLASS_COUNT][REJECT_REASON_COUNT];
     uint64_t tokens_prompt_computed, tokens_prompt_cached, tokens_generated, tokens_recomputed;
     uint64_t plans, results_stale;
-    uint64_t plan_refusals;    // plans that a worker refused; their work was planned again
-    uint64_t resyncs;          // epochs that ended because the two sides' states differed
+    uint64_t plan_refusals;          // plans that a worker refused; their work was planned again
+    uint64_t resyncs;                // epochs that ended because the two sides' states differed
+    uint64_t losses, losses_kept;    // groups lost, and of those that came back, with their KV
     uint64_t preemptions;
     uint64_t kv_blocks_moved;                // for a shrinking pool
     uint64_t prefix_queries, prefix_hits;    // prompt tokens of admissions, and those found

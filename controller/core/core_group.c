@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One group: its worker's coming and going, plans out and results in.
+#include "common/integers.h"
 #include "common/invariant.h"
 #include "controller/core/core_internal.h"
 #include <string.h>
@@ -57,43 +58,71 @@ static void forget_plans(struct group *g) {
     g->refused = false;
 }
 
-// Running requests wait again with their token logs. Who was lost too often fails.
-static void lose_worker(struct core *core, struct group *g) {
-    if (!g->ready) {
-        return;
-    }
-    g->ready = false;
-    forget_plans(g);
-    g->away_since_us = core->now_us;
+// What ran has lost its KV: it waits again with its token log.
+static void drop_running(struct core *core, struct group *g) {
     for (uint32_t slot = 0; slot < g->limits.envelope.seqs; slot++) {
         uint32_t index = scheduler_slot_request(g->scheduler, slot);
-        if (index == REQUEST_NONE) {
-            continue;
-        }
-        struct request *request = request_at(core->requests, index);
-        core->counters.tokens_recomputed += request->computed;
-        if (++request->resumes > BOUND_RESUMES) {
-            core_finish(core, index, FINISH_REASON_FAULT);
-        }
+        core->counters.tokens_recomputed +=
+            index == REQUEST_NONE ? 0 : request_at(core->requests, index)->computed;
     }
+    g->suspended = false;
     stop_scheduler(core, g);
-    // Others may take over; where there is none, they wait for a worker.
+}
+
+// Others may take over those who wait; where there is none, they wait for a worker.
+static void place_stranded(struct core *core, const struct group *g) {
     for (uint32_t i = 0; i < request_table_max(core->requests); i++) {
         if (request_is_live(core->requests, i) &&
+            request_at(core->requests, i)->state == REQUEST_WAITING &&
             request_at(core->requests, i)->group == g->index) {
             core_place_again(core, i);
         }
     }
 }
 
-void group_take_lost(struct core *core, struct group *g) {
-    lose_worker(core, g);
+// Whose work was under way at too many losses, without getting further in between, fails.
+static void count_losses(struct core *core, struct group *g) {
+    for (uint32_t slot = 0; slot < g->limits.envelope.seqs; slot++) {
+        uint32_t index = scheduler_slot_request(g->scheduler, slot);
+        if (index == REQUEST_NONE) {
+            continue;
+        }
+        struct request *request = request_at(core->requests, index);
+        bool at_work = request->planned > request->computed;
+        request->furthest =
+            request->computed > request->furthest ? request->computed : request->furthest;
+        if (at_work && ++request->resumes > BOUND_RESUMES) {
+            core_finish(core, index, FINISH_REASON_FAULT);
+        }
+    }
 }
 
-static void resync(struct core *core, struct group *g) {
+// `keep`: nothing says that its KV is wrong, so that it may come back with it.
+static void lose_worker(struct core *core, struct group *g, bool keep) {
+    if (!g->ready) {
+        return;
+    }
+    g->ready = false;
+    forget_plans(g);
+    g->away_since_us = core->now_us;
+    core->counters.losses++;
+    count_losses(core, g);
+    g->suspended = keep && scheduler_suspend(g->scheduler);
+    if (!g->suspended) {
+        drop_running(core, g);
+    }
+    place_stranded(core, g);
+}
+
+void group_take_lost(struct core *core, struct group *g) {
+    lose_worker(core, g, true);
+}
+
+// A new epoch, in which the worker is told everything anew.
+static void resync(struct core *core, struct group *g, bool keep) {
     struct core_action action = {.kind = CORE_ACTION_RESYNC, .resync = {.worker = g->worker}};
     core->counters.resyncs++;
-    lose_worker(core, g);
+    lose_worker(core, g, keep);
     core_act(core, &action);
 }
 
@@ -109,7 +138,7 @@ static void take_pool(struct core *core, struct group *g, const struct message_c
     g->limits.kv_blocks = after;
     g->answered_us = core->now_us;    // the plan behind the resize begins only now
     if (!scheduler_set_pool(g->scheduler, after)) {
-        resync(core, g);    // it gave away blocks that are in use
+        resync(core, g, false);    // it gave away blocks that are in use
         return;
     }
     if (!resizing) {
@@ -195,6 +224,23 @@ static void place_waiting(struct core *core, struct group *g, uint32_t vocabular
     }
 }
 
+// Blocks mean the same as before, and what ran fits still.
+static bool is_same_shape(const struct core *core, const struct group *g,
+                          const struct message_capacity *capacity) {
+    const struct envelope *a = &g->capacity.envelope;
+    const struct envelope *b = &capacity->envelope;
+    bool envelope =
+        a->tokens == b->tokens && a->seqs == b->seqs && a->seq_tokens == b->seq_tokens &&
+        a->logit_rows == b->logit_rows && a->prompt_logit_rows == b->prompt_logit_rows &&
+        a->blocks_per_seq == b->blocks_per_seq && a->logprob_rows == b->logprob_rows &&
+        a->draft_tokens == b->draft_tokens && a->attended_tokens_max == b->attended_tokens_max &&
+        a->attended_tokens == b->attended_tokens;
+    uint32_t blocks = u32_min(capacity->kv_blocks, core->config.blocks_max);
+    return envelope && blocks == g->limits.kv_blocks &&
+           capacity->block_tokens == g->limits.block_tokens &&
+           capacity->vocabulary == g->limits.vocabulary;
+}
+
 void group_take_ready(struct core *core, struct group *g, const struct core_input *input) {
     const struct message_capacity *capacity = input->ready.capacity;
     uint32_t vocabulary = g->limits.vocabulary;
@@ -206,9 +252,14 @@ void group_take_ready(struct core *core, struct group *g, const struct core_inpu
         return;    // an old report
     }
     if (g->ready) {
-        stop_scheduler(core, g);
+        lose_worker(core, g, true);
+    }
+    bool kept = g->suspended && input->ready.kv_kept && is_same_shape(core, g, capacity);
+    if (g->suspended && !kept) {
+        drop_running(core, g);
     }
     g->ready = true;
+    g->suspended = false;
     g->worker = input->ready.worker;
     g->epoch = input->ready.epoch;
     g->next_seq = 1;
@@ -227,7 +278,12 @@ void group_take_ready(struct core *core, struct group *g, const struct core_inpu
     if (g->limits.envelope.seqs > core->config.seqs_max) {
         g->limits.envelope.seqs = core->config.seqs_max;
     }
-    scheduler_start(g->scheduler, &g->capacity);
+    if (kept) {
+        core->counters.losses_kept++;
+        scheduler_resume(g->scheduler);
+    } else {
+        scheduler_start(g->scheduler, &g->capacity);
+    }
     place_waiting(core, g, vocabulary);
 }
 
@@ -362,7 +418,7 @@ static void take_refusal(struct core *core, struct group *g, uint64_t refused_se
     bool state =
         refusal == SCHEDULER_REFUSAL_STATE || (refusal == SCHEDULER_REFUSAL_GUILTY && g->condemned);
     if (state) {
-        resync(core, g);
+        resync(core, g, true);
         return;
     }
     g->next_seq = refused_seq;
@@ -385,7 +441,7 @@ static void pop_oldest(struct core *core, struct group *g) {
 // While plans behind a refused one are waited for, their answers say that they were not done.
 static void take_undone(struct core *core, struct group *g, const struct step_result *result) {
     if (result->status == RESULT_STATUS_OK || result->status == RESULT_STATUS_FAULT) {
-        resync(core, g);
+        resync(core, g, false);
         return;
     }
     uint64_t first = g->refused_seq;
@@ -411,13 +467,18 @@ void group_take_result(struct core *core, struct group *g, const struct step_res
         take_undone(core, g, result);
         return;
     }
-    if (result->status != RESULT_STATUS_OK || !result_fits(core, g, result)) {
-        resync(core, g);
+    if (result->status != RESULT_STATUS_OK) {
+        resync(core, g, true);    // a plan or a peer was lost on the way
+        return;
+    }
+    if (!result_fits(core, g, result)) {
+        resync(core, g, false);
         return;
     }
     struct outstanding done = *plan;
     g->learnt = g->learnt || done.rows > 0;
     pop_oldest(core, g);
+    g->late_losses = 0;
     g->condemned = g->condemned && done.rows == 0;
     core->counters.tokens_prompt_computed += done.prompt_rows;
     core->counters.kv_blocks_moved += done.moves;
@@ -542,8 +603,15 @@ void group_finish_running(struct core *core, struct group *g, enum finish_reason
 }
 
 void group_turn(struct core *core, struct group *g) {
-    if (group_overdue_us(g, core->now_us) > BOUND_STEP_LOST_US) {
-        resync(core, g);    // its result will not come: a message was lost, or the worker hangs
+    if (group_overdue_us(g, core->now_us) > (uint64_t)BOUND_STEP_LOST_US << g->late_losses) {
+        // Its result will not come: a message was lost, or the worker hangs. Or it is slower than
+        // ever before, which more patience finds out.
+        g->late_losses = u32_min(g->late_losses + 1, BOUND_STEP_LOST_DOUBLINGS);
+        resync(core, g, true);
+    }
+    if (g->suspended && core->now_us - g->away_since_us > BOUND_KV_AWAY_US && core_is_ready(core)) {
+        drop_running(core, g);
+        place_stranded(core, g);
     }
     while (send_plan(core, g)) {
     }

@@ -39,7 +39,9 @@ struct group {
     uint64_t refused_seq;
     bool condemned;    // a request was failed for a refused plan, and no row was computed since
     bool learnt;       // a step was answered: predictions mean something
+    uint32_t late_losses;      // by a step without an answer, since one was answered
     uint64_t away_since_us;    // when the worker was lost, while !ready
+    bool suspended;            // those who ran keep slots and blocks until it is back, while !ready
     // The pace at which sequences end while others wait for their slots.
     double us_per_end;        // smoothed
     uint32_t ended_behind;    // so many were seen
@@ -81,6 +83,7 @@ void core_act(struct core *core, const struct core_action *action);
 void core_forget(struct core *core, uint32_t index);
 // The one way out for a request that was accepted.
 void core_finish(struct core *core, uint32_t index, enum finish_reason reason);
+bool core_is_ready(const struct core *core);    // some group is
 // A request of a group that cannot serve it any more goes to one that can, or fails.
 void core_place_again(struct core *core, uint32_t index);
 

@@ -227,6 +227,9 @@ void kv_blocks_complete(struct kv_blocks *blocks, uint64_t seq) {
         unlink_block(blocks, &blocks->quarantine, id);
         become_free(blocks, id);
     }
+    if (blocks->quarantine.count == 0) {
+        blocks->fence_last = 0;
+    }
 }
 
 // ---- shared blocks -----------------------------------------------------------------------------

@@ -14,13 +14,15 @@
 //                  ^  |                  |                       |
 //                  |  '--- cancel -----. |   .------- stop token, length, cancel, stop string
 //                  |                   v v   v
-//                  '--- worker lost   (none)            PAUSED is DECODING with `paused` set
+//                  '--- KV lost       (none)            PAUSED is DECODING with `paused` set
 //
 //   from        to          by
 //   (none)      WAITING     request_table_add
 //   WAITING     PREFILLING  scheduler, when a slot is free and the state stays safe
 //   PREFILLING  DECODING    scheduler, when the last chunk is planned: the worker goes on by itself
-//   running     WAITING     core, when the worker is lost: token log kept, blocks gone
+//   running     WAITING     core, when the group is lost with its KV: token log kept, blocks gone
+//   DECODING    PREFILLING  scheduler_resume, when the group is back with its KV: the last token of
+//                           the log is computed anew
 //   any         (none)      request_table_remove, with exactly one terminal action
 //
 //   Owns       its entries and the id index; a request's tokens belong to the shell.
@@ -40,7 +42,7 @@ struct request {
     bool guaranteed;          // never evicted; best-effort ones become it once evicted too often
     bool want_logprobs;       // of spec.sampling
     uint8_t stop_count;       // of spec.sampling
-    uint16_t resumes;         // times its group was lost
+    uint16_t resumes;         // times its group was lost while it got no further
     uint32_t slot;            // while running
     uint32_t block_count;     // while running
     uint32_t known;           // tokens in the log: prompt and outputs
@@ -66,6 +68,7 @@ struct request {
     uint32_t evictions;
     uint32_t backlog;       // prompt tokens that count as work ahead of others, while it waits
     uint32_t expected;      // blocks at its end, as the statistical guard guesses
+    uint32_t furthest;      // computed at the last loss of its group, or before
     uint32_t exclusive;     // blocks held by nobody else: they return when it ends
     uint32_t cached;        // positions that were found, at this admission
     uint32_t keys_known;    // keys of its blocks that are made

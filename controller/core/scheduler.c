@@ -71,15 +71,15 @@ void scheduler_destroy(struct scheduler *s) {
 }
 
 // Free: without a request, and unknown to the worker. The lowest is on top.
-static void list_free_slots(struct scheduler *s) {
+void scheduler_list_free_slots(struct scheduler *s) {
     s->free_slot_count = 0;
     s->retire_count = 0;
+    s->untold = 0;
     for (uint32_t i = s->envelope.seqs; i > 0; i--) {
         const struct slot *slot = &s->slots[i - 1];
         if (slot->request != REQUEST_NONE) {
-            continue;
-        }
-        if (slot->told.present) {
+            s->untold += slot->told.present ? 0 : 1;
+        } else if (slot->told.present) {
             s->retire_count++;
         } else {
             s->free_slots[s->free_slot_count++] = i - 1;
@@ -118,7 +118,7 @@ void scheduler_start(struct scheduler *s, const struct message_capacity *capacit
     for (uint32_t i = 0; i < s->envelope.seqs; i++) {
         s->slots[i] = (struct slot){.request = REQUEST_NONE};
     }
-    list_free_slots(s);
+    scheduler_list_free_slots(s);
 }
 
 uint32_t scheduler_owner(const struct scheduler *s, struct slot_ref ref) {
@@ -189,6 +189,7 @@ static void open_step(struct scheduler *s) {
     s->change_count = 0;
     s->prompt_waits = false;
     s->history_left = BOUND_STEP_TOKENS;
+    s->admit_bytes_left = BOUND_PLAN_ADMIT_BYTES;
     s->allowed = s->envelope;
     s->allowed.tokens = s->split.tokens;
     s->shape = (struct cost_shape){0};
@@ -312,7 +313,7 @@ static void plan_retirements(struct scheduler *s, struct step_plan *plan) {
     }
 }
 
-static void clear_suspects(struct scheduler *s) {
+void scheduler_clear_suspects(struct scheduler *s) {
     s->split.changes_only = false;
     for (uint32_t i = 0; i < request_table_max(s->options.requests) && s->suspect_count > 0; i++) {
         if (request_is_live(s->options.requests, i)) {
@@ -331,8 +332,10 @@ static void plan_step(struct scheduler *s, struct step_plan *plan, uint64_t seq)
     open_step(s);
     scheduler_evict(s, seq);
     plan_retirements(s, plan);
+    uint32_t restated = scheduler_restate(s, plan);
     uint32_t rows = plan_decodes(s, plan);
     step_plan_decode_rows(plan, rows);
+    rows += restated;
     scheduler_plan_pool(s, plan);    // before prompts and admissions, which could take the places
     uint32_t budget = scheduler_open_prompts(s, rows);
     budget = scheduler_plan_prompts(s, plan, budget);
@@ -374,7 +377,7 @@ bool scheduler_plan(struct scheduler *s, struct step_plan *plan, uint64_t seq, u
     plan_step(s, plan, seq);
     if (step_plan_empty(plan) && s->suspects_only) {
         // Suspects wait for blocks that others hold: the step is everybody's again.
-        clear_suspects(s);
+        scheduler_clear_suspects(s);
         open_flight(s, flight);
         plan_step(s, plan, seq);
     }
@@ -420,6 +423,9 @@ void scheduler_advance(struct scheduler *s, uint32_t index, uint32_t position) {
     scheduler_set_suspect(s, request, false);
     if (position > request->computed) {
         request->computed = position;
+        if (request->resumes > 0 && position > request->furthest) {
+            request->resumes = 0;
+        }
         if (position >= request->publish_at) {
             scheduler_publish(s, request);
         }
@@ -437,7 +443,9 @@ void scheduler_complete(struct scheduler *s, uint64_t seq, uint32_t step_us) {
     scheduler_finish_moves(s, seq);
     grow_back(s);
     for (uint32_t i = 0; i < flight->told_count; i++) {
-        s->slots[flight->told[i].slot].applied = flight->told[i].told;
+        struct slot *slot = &s->slots[flight->told[i].slot];
+        slot->applied = flight->told[i].told;
+        slot->kept = slot->kept && !slot->applied.present;
     }
     for (uint32_t i = 0; i < flight->chunk_count; i++) {
         const struct flight_chunk *chunk = &flight->chunks[i];
@@ -451,7 +459,7 @@ void scheduler_complete(struct scheduler *s, uint64_t seq, uint32_t step_us) {
 }
 
 // Without its blocks, which the caller has disposed of.
-static void leave_slot(struct scheduler *s, struct request *request) {
+void scheduler_leave_slot(struct scheduler *s, struct request *request) {
     if (request->state == REQUEST_PREFILLING) {
         s->prefill_tokens -= request->prefill_end - request->planned;
     }
@@ -465,84 +473,6 @@ static void leave_slot(struct scheduler *s, struct request *request) {
     request->published = 0;
     request->publish_at = UINT32_MAX;
     request->planned = 0;
-}
-
-// Its admission was refused: back to the line. The worker never saw its blocks.
-static void take_back(struct scheduler *s, uint32_t slot) {
-    uint32_t index = s->slots[slot].request;
-    struct request *request = scheduler_request(s, slot);
-    scheduler_drop_claim(s, request);
-    // The shared ones may have come out of quarantine: whoever gave them up keeps them on the
-    // worker until the next plan, which has the refused one's number.
-    uint32_t *ids = scheduler_blocks(s, slot);
-    uint32_t shared = request->cached / s->block_tokens;
-    kv_blocks_retire(s->options.blocks, ids, shared, s->flights[s->flight_first].seq);
-    kv_blocks_give_back(s->options.blocks, ids + shared, request->block_count - shared);
-    leave_slot(s, request);
-    s->slots[slot].request = REQUEST_NONE;
-    scheduler_enter(s, index);
-}
-
-// Everybody who runs falls back to what the worker knows and has computed; whose admission it never
-// took goes back to the line.
-static void fall_back(struct scheduler *s, uint32_t *suspect, uint32_t *admissions) {
-    *suspect = REQUEST_NONE;
-    *admissions = 0;
-    // From the last admitted to the first, so that those who go back to the line keep their order.
-    for (uint32_t i = s->running; i > 0; i--) {
-        uint32_t slot = s->order[i - 1];
-        struct request *request = scheduler_request(s, slot);
-        const struct told *applied = &s->slots[slot].applied;
-        bool known = applied->present && applied->gen == s->slots[slot].gen;
-        if (request->planned > request->computed) {
-            scheduler_set_suspect(s, request, true);
-            *suspect = s->slots[slot].request;
-            *admissions += known ? 0 : 1;
-        }
-        if (request->state == REQUEST_PREFILLING) {
-            s->prefill_tokens -= request->prefill_end - request->planned;
-        }
-        request->planned = request->computed;
-        request->state =
-            request->computed < request->prefill_end ? REQUEST_PREFILLING : REQUEST_DECODING;
-        if (request->state == REQUEST_PREFILLING) {
-            s->prefill_tokens += request->prefill_end - request->planned;
-        }
-        if (!known) {
-            take_back(s, slot);
-            s->running--;
-            INVARIANT(i - 1 == s->running);    // admissions are the last in the order
-        }
-    }
-    for (uint32_t i = 0; i < s->envelope.seqs; i++) {
-        s->slots[i].told = s->slots[i].applied;
-    }
-    list_free_slots(s);
-}
-
-enum scheduler_refusal scheduler_refuse(struct scheduler *s, uint32_t *guilty) {
-    INVARIANT(s->flight_count > 0);
-    const struct flight *flight = &s->flights[s->flight_first];
-    bool alone = s->flight_count == 1;
-    uint32_t seqs = flight->size.seqs, rows = flight->size.tokens;
-    uint32_t admissions = 0;
-    scheduler_undo_moves(s);
-    fall_back(s, guilty, &admissions);
-    uint32_t other_changes = flight->change_count - (alone ? admissions : 0);
-    s->flight_count = 0;
-    s->split.passed = 0;
-    s->split.seqs = seqs > 1 ? seqs / 2 : 1;
-    s->split.tokens = rows > 1 ? rows / 2 : 1;
-    if (rows == 0) {
-        return SCHEDULER_REFUSAL_STATE;
-    }
-    if (rows > 1 || !alone) {
-        return SCHEDULER_REFUSAL_SPLIT;
-    }
-    s->split.changes_only = other_changes > 0;
-    // Its request may have ended meanwhile: then the slot's retirement follows.
-    return other_changes > 0 || *guilty == REQUEST_NONE ? SCHEDULER_REFUSAL_SPLIT
-                                                        : SCHEDULER_REFUSAL_GUILTY;
 }
 
 static void leave_order(struct scheduler *s, uint32_t slot) {
@@ -565,41 +495,20 @@ void scheduler_release(struct scheduler *s, uint32_t index, uint64_t next_seq) {
     kv_blocks_retire(s->options.blocks, scheduler_blocks(s, slot), request->block_count, next_seq);
     leave_order(s, slot);
     s->slots[slot].request = REQUEST_NONE;
-    s->retire_count++;
-    leave_slot(s, request);
+    s->slots[slot].kept = false;
+    if (s->slots[slot].told.present) {
+        s->retire_count++;
+    } else {
+        s->untold--;    // told of in no plan of this epoch
+        s->free_slots[s->free_slot_count++] = slot;
+    }
+    scheduler_leave_slot(s, request);
     scheduler_set_suspect(s, request, false);
 }
 
 void scheduler_learn_output(struct scheduler *s, enum request_class class_, uint32_t tokens) {
     double *mean = &s->mean_output[class_];
     *mean += (*mean == 0 ? 1.0 : 0.05) * (tokens - *mean);
-}
-
-void scheduler_stop(struct scheduler *s) {
-    s->flight_count = 0;
-    s->envelope.seqs = 0;    // nothing of this worker is found any more
-    while (s->running > 0) {
-        uint32_t slot = s->order[--s->running];
-        uint32_t index = s->slots[slot].request;
-        struct request *request = request_at(s->options.requests, index);
-        scheduler_drop_claim(s, request);
-        leave_slot(s, request);
-        scheduler_set_suspect(s, request, false);
-        request->keys_known = 0;    // the next worker may have other blocks
-        s->slots[slot].request = REQUEST_NONE;
-        scheduler_enter(s, index);
-    }
-    clear_suspects(s);    // of the worker that is gone
-    s->move_count = 0;
-    s->move_blocks = 0;
-    s->pool_phase = POOL_STEADY;
-    kv_blocks_reset(s->options.blocks, 0);
-    safety_tree_reset(s->safety, 0);
-    s->free_slot_count = 0;
-    s->retire_count = 0;
-    s->wanted_blocks = 0;
-    s->wanted_slots = 0;
-    s->best_effort_short = false;
 }
 
 void scheduler_load(const struct scheduler *s, struct scheduler_load *out) {
@@ -639,7 +548,7 @@ void scheduler_audit(const struct scheduler *s) {
     kv_blocks_audit(s->options.blocks);
     waiting_line_audit(s->waiting);
     uint64_t held = 0, prefill = 0;
-    uint32_t paused = 0, best_effort = 0;
+    uint32_t paused = 0, best_effort = 0, untold = 0;
     for (uint32_t i = 0; i < s->running; i++) {
         uint32_t slot = s->order[i];
         INVARIANT(slot < s->envelope.seqs);
@@ -650,9 +559,11 @@ void scheduler_audit(const struct scheduler *s) {
         INVARIANT(request->planned <= request->block_count * s->block_tokens);
         INVARIANT(request->planned < request->known + s->flight_count ||
                   request->planned == request->computed || request->state == REQUEST_PREFILLING);
-        INVARIANT(s->slots[slot].told.present);
-        INVARIANT(s->slots[slot].told.gen == s->slots[slot].gen);
-        INVARIANT(s->slots[slot].told.blocks <= request->block_count);
+        const struct told *told = &s->slots[slot].told;
+        INVARIANT(told->present || s->slots[slot].kept);
+        INVARIANT(!told->present || told->gen == s->slots[slot].gen);
+        INVARIANT(told->blocks <= request->block_count);
+        untold += told->present ? 0 : 1;
         held += request->block_count;
         prefill +=
             request->state == REQUEST_PREFILLING ? request->prefill_end - request->planned : 0;
@@ -671,6 +582,7 @@ void scheduler_audit(const struct scheduler *s) {
     }
     INVARIANT(prefill == s->prefill_tokens);
     INVARIANT(paused == s->paused_count);
+    INVARIANT(untold == s->untold);
     INVARIANT(best_effort == s->best_effort);
     INVARIANT(held + s->move_blocks == kv_blocks_holdings(s->options.blocks));
     INVARIANT(kv_blocks_above(s->options.blocks) == 0 || s->pool_phase == POOL_MOVING);

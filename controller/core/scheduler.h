@@ -50,6 +50,14 @@ void scheduler_start(struct scheduler *scheduler, const struct message_capacity 
 // The worker is gone: running requests wait again.
 void scheduler_stop(struct scheduler *scheduler);
 
+// The group is lost, and its KV perhaps not: whoever runs keeps slot and blocks, and falls back to
+// what is computed. False when that cannot be (blocks are on their way); nothing has changed then.
+// Until scheduler_resume, or scheduler_stop, requests may come and end, and nothing is planned.
+bool scheduler_suspend(struct scheduler *scheduler);
+// The group is back in a new epoch with all its KV: the next plans admit everybody again, with what
+// is computed. Plans are numbered from 1.
+void scheduler_resume(struct scheduler *scheduler);
+
 // ---- who waits ---------------------------------------------------------------------------------
 
 // The request waits here from now on; `state` becomes WAITING.

@@ -281,10 +281,23 @@ static bool take_first_blocks(struct scheduler *s, uint32_t index, uint32_t *ids
     return true;
 }
 
-static void tell_admission(struct scheduler *s, struct step_plan *plan, uint32_t slot) {
+// What an admission takes of a plan.
+static uint32_t admission_bytes(const struct request *request, uint32_t blocks) {
+    enum { FIXED_BYTES = 128, BIAS_BYTES = 10, ID_BYTES = 4 };
+    return FIXED_BYTES + BIAS_BYTES * request->spec.sampling.bias_count + ID_BYTES * blocks;
+}
+
+bool scheduler_admission_fits(const struct scheduler *s, const struct request *request,
+                              uint32_t blocks, uint32_t history) {
+    return history <= s->history_left && admission_bytes(request, blocks) <= s->admit_bytes_left;
+}
+
+void scheduler_tell_admission(struct scheduler *s, struct step_plan *plan, uint32_t slot,
+                              uint32_t cached) {
     struct request *request = scheduler_request(s, slot);
-    uint32_t history = sampling_uses_history(&request->spec.sampling) ? request->cached : 0;
+    uint32_t history = sampling_uses_history(&request->spec.sampling) ? cached : 0;
     s->history_left -= history;
+    s->admit_bytes_left -= admission_bytes(request, request->block_count);
     s->change_count++;
     *scheduler_tell(s, slot) =
         (struct told){.present = true, .gen = s->slots[slot].gen, .blocks = request->block_count};
@@ -294,7 +307,7 @@ static void tell_admission(struct scheduler *s, struct step_plan *plan, uint32_t
                               .len_max = request->len_max,
                               .block_count = request->block_count,
                               .blocks = scheduler_blocks(s, slot),
-                              .cached_tokens = request->cached,
+                              .cached_tokens = cached,
                               .history_count = history,
                               .history = request->spec.tokens,
                               .sampling = request->spec.sampling,
@@ -332,7 +345,7 @@ static bool try_admit(struct scheduler *s, struct step_plan *plan, uint32_t inde
     if (request->admitted_us == 0) {
         scheduler_charge(s, index, request->known - request->cached, 0);
     }
-    tell_admission(s, plan, slot);
+    scheduler_tell_admission(s, plan, slot, request->cached);
     return true;
 }
 
@@ -360,7 +373,8 @@ static bool has_place(const struct scheduler *s, struct request *request) {
     request->prefill_end = request->known;
     request->len_max = scheduler_length_max(s, &request->spec);
     uint32_t least = u32_min(s->block_tokens, request->known);
-    return scheduler_chunk_that_fits(s, request, 1) > 0 &&
+    return scheduler_admission_fits(s, request, scheduler_blocks_for(s, request->known), 0) &&
+           scheduler_chunk_that_fits(s, request, 1) > 0 &&
            scheduler_chunk_in_time(s, request, least) == least;
 }
 

@@ -21,7 +21,8 @@ struct told {
 struct slot {
     uint32_t request;    // REQUEST_NONE: free, or still to be retired
     uint32_t gen;
-    uint64_t told_step;     // that changed `told` last
+    uint64_t told_step;    // that changed `told` last
+    bool kept;    // its request's KV stands in the group from an epoch before; no plan told of it
     struct told told;       // once the plans sent so far are carried out
     struct told applied;    // by the plans that were; a refused plan falls back to it
 };
@@ -69,6 +70,7 @@ struct scheduler {
     uint64_t now_us;
     uint32_t suspect_count;    // running or waiting
     uint32_t paused_count;     // guaranteed ones that run and lack blocks
+    uint32_t untold;           // running ones that the worker is to be told of again
     uint32_t best_effort;      // blocks that only best-effort requests hold
     uint32_t wanted_blocks;    // free ones that guaranteed requests looked for in vain
     uint32_t wanted_slots;
@@ -100,8 +102,9 @@ struct scheduler {
     bool prompt_waits;    // one that runs got no token: the step is full for it
     struct step_size size;
     struct cost_shape shape;
-    uint32_t change_count;    // of the plan, beside its rows
-    uint32_t history_left;    // tokens that its admissions may still carry
+    uint32_t change_count;        // of the plan, beside its rows
+    uint32_t history_left;        // tokens that its admissions may still carry
+    uint32_t admit_bytes_left;    // of them
     struct split split;
     // Another size of the pool.
     enum pool_phase pool_phase;
@@ -142,6 +145,11 @@ static inline struct flight *scheduler_open_flight(struct scheduler *s) {
     return &s->flights[(s->flight_first + s->flight_count) % SCHEDULER_DEPTH_MAX];
 }
 
+// Free: without a request, and unknown to the worker.
+void scheduler_list_free_slots(struct scheduler *s);
+// Without its blocks, which the caller has disposed of.
+void scheduler_leave_slot(struct scheduler *s, struct request *request);
+void scheduler_clear_suspects(struct scheduler *s);
 // The slot's `told` changes with the plan being made.
 struct told *scheduler_tell(struct scheduler *s, uint32_t slot);
 void scheduler_set_suspect(struct scheduler *s, struct request *request, bool suspect);
@@ -150,6 +158,9 @@ bool scheduler_may_run(const struct scheduler *s, const struct request *request)
 
 // ---- scheduler_prompt.c: chunks ----------------------------------------------------------------
 
+// The slot's next `tokens` prompt tokens are part of the step.
+void scheduler_plan_chunk(struct scheduler *s, struct step_plan *plan, uint32_t slot,
+                          uint32_t tokens);
 // The most of `tokens` that the step has place for.
 uint32_t scheduler_chunk_that_fits(const struct scheduler *s, const struct request *request,
                                    uint32_t tokens);
@@ -167,6 +178,12 @@ uint32_t scheduler_plan_prompts(struct scheduler *s, struct step_plan *plan, uin
 // ---- scheduler_admit.c: blocks, claims, cached beginnings, admission ---------------------------
 
 uint32_t scheduler_reachable_free(const struct scheduler *s);
+// Whether the plan has place for an admission of so many blocks and tokens of history.
+bool scheduler_admission_fits(const struct scheduler *s, const struct request *request,
+                              uint32_t blocks, uint32_t history);
+// The slot's request is admitted with `cached` positions computed.
+void scheduler_tell_admission(struct scheduler *s, struct step_plan *plan, uint32_t slot,
+                              uint32_t cached);
 // One more block for a running request if everybody can still finish then.
 bool scheduler_take_block(struct scheduler *s, uint32_t slot);
 // The request's share of every count; before its blocks go.
@@ -175,6 +192,13 @@ void scheduler_publish(struct scheduler *s, struct request *request);
 uint32_t scheduler_admit(struct scheduler *s, struct step_plan *plan, uint32_t budget);
 // Best-effort requests go back to the line until what others lacked is on its way.
 void scheduler_evict(struct scheduler *s, uint64_t seq);
+
+// ---- scheduler_recover.c -----------------------------------------------------------------------
+
+// Those whom the worker is to be told of again, and how many rows of the step are theirs.
+uint32_t scheduler_restate(struct scheduler *s, struct step_plan *plan);
+
+// ---- scheduler_pool.c --------------------------------------------------------------------------
 
 // The pool's part of a plan, and of its answer.
 void scheduler_plan_pool(struct scheduler *s, struct step_plan *plan);

@@ -48,8 +48,8 @@ uint32_t scheduler_chunk_that_fits(const struct scheduler *s, const struct reque
     return good;
 }
 
-static void plan_chunk(struct scheduler *s, struct step_plan *plan, uint32_t slot,
-                       uint32_t tokens) {
+void scheduler_plan_chunk(struct scheduler *s, struct step_plan *plan, uint32_t slot,
+                          uint32_t tokens) {
     struct request *request = scheduler_request(s, slot);
     uint32_t start = request->planned;
     bool last = start + tokens == request->prefill_end;
@@ -120,7 +120,7 @@ static uint32_t plan_part(struct scheduler *s, struct step_plan *plan, uint32_t 
         return 0;
     }
     tokens = whole_blocks(s, request, fitting);
-    plan_chunk(s, plan, slot, tokens);
+    scheduler_plan_chunk(s, plan, slot, tokens);
     return tokens;
 }
 
@@ -139,7 +139,8 @@ static uint32_t list_candidates(struct scheduler *s, struct candidate *out) {
     uint32_t count = 0;
     for (uint32_t i = 0; i < s->running && count < CHUNK_CANDIDATES; i++) {
         const struct request *request = scheduler_request(s, s->order[i]);
-        if (request->state != REQUEST_PREFILLING || !scheduler_may_run(s, request)) {
+        bool told = s->slots[s->order[i]].told.present;
+        if (request->state != REQUEST_PREFILLING || !told || !scheduler_may_run(s, request)) {
             continue;
         }
         out[count++] =
