@@ -430,7 +430,7 @@ static void on_ready(void *ctx, struct worker_id worker, uint64_t epoch,
                      const struct message_capacity *capacity) {
     struct controller *c = ctx;
     struct core_input input = {.kind = CORE_INPUT_WORKER_READY,
-                               .ready = {worker, capacity, epoch, 0}};
+                               .ready = {worker, capacity, epoch, 0, 1, false}};
     enqueue_surely(c, &input);
     tick(c);
     follow_pool(c);
@@ -460,7 +460,7 @@ static void on_lost(void *ctx, struct worker_id worker, const char *reason, uint
 static void on_result(void *ctx, struct worker_id worker, const struct step_result *result) {
     struct controller *c = ctx;
     stats_step_done(c->stats, result);
-    struct core_input input = {.kind = CORE_INPUT_RESULT, .result = {worker, result}};
+    struct core_input input = {.kind = CORE_INPUT_RESULT, .result = {worker, 0, result}};
     enqueue_surely(c, &input);
     tick(c);    // the result is alive during this call only
 }

@@ -23,7 +23,7 @@ enum {
     TICK_INPUTS_MAX = 65536,
 };
 enum record_kind { RECORD_CONFIG = 1, RECORD_TICK, RECORD_PLAN };
-static const char MAGIC[16] = "tare input log 2";
+static const char MAGIC[16] = "tare input log 3";
 
 // ---- both directions ---------------------------------------------------------------------------
 
@@ -57,6 +57,7 @@ static void wire_config(struct wire *w, struct core_config *config) {
     WIRE(w, config->group);
     WIRE(w, config->depth);
     WIRE(w, config->groups_max);
+    WIRE(w, config->ranks_max);
     WIRE(w, config->tenant_max);
     WIRE(w, config->blocks_per_seq_max);
     WIRE(w, config->policy);
@@ -71,6 +72,7 @@ static void wire_request(struct wire *w, struct core_request *r) {
     WIRE(w, r->tenant);
     WIRE(w, r->weight);
     WIRE(w, r->prompt_count);
+    WIRE(w, r->resumed_count);
     WIRE(w, r->output_max);
     WIRE(w, r->key_capacity);
     WIRE(w, r->salt);
@@ -160,9 +162,13 @@ static void append_ready(struct input_log *log, struct wire *w, const struct cor
     struct worker_id worker = input->ready.worker;
     uint64_t epoch = input->ready.epoch;
     uint32_t group = input->ready.group;
+    uint32_t world = input->ready.world;
+    bool kv_kept = input->ready.kv_kept;
     WIRE(w, worker);
     WIRE(w, epoch);
     WIRE(w, group);
+    WIRE(w, world);
+    WIRE(w, kv_kept);
     if (codec_control_encode(&message, &log->arena, &log->frame, NULL) != STATUS_OK) {
         end_log(log, "a capacity report cannot be encoded");
     }
@@ -171,7 +177,9 @@ static void append_ready(struct input_log *log, struct wire *w, const struct cor
 
 static void append_result(struct input_log *log, struct wire *w, const struct core_input *input) {
     struct worker_id worker = input->result.worker;
+    uint32_t rank = input->result.rank;
     WIRE(w, worker);
+    WIRE(w, rank);
     if (codec_result_encode(input->result.result, &log->arena, &log->frame, NULL) != STATUS_OK) {
         end_log(log, "a result cannot be encoded");
     }
@@ -187,7 +195,8 @@ static void append_input(struct input_log *log, struct wire *w, const struct cor
         struct core_request request = *input->request;
         request.key_capacity = request.keys == NULL ? 0 : request.key_capacity;
         wire_request(w, &request);
-        append_array(w, request.tokens, request.prompt_count * sizeof *request.tokens);
+        append_array(w, request.tokens,
+                     (request.prompt_count + request.resumed_count) * sizeof *request.tokens);
         append_array(w, request.sampling.bias,
                      request.sampling.bias_count * sizeof *request.sampling.bias);
         break;
@@ -465,9 +474,10 @@ static bool read_request(struct replay *r, struct wire *w, struct core_input *in
     request->token_capacity = request->prompt_count + request->output_max;
     bool sound = !w->broken && request->prompt_count > 0 && request->id.value != 0 &&
                  request->prompt_count <= BOUND_SEQ_TOKENS &&
-                 request->output_max <= BOUND_SEQ_TOKENS && request->class_ < REQUEST_CLASS_COUNT &&
-                 request->tenant < r->config.tenant_max && request->weight >= 0 &&
-                 request->weight <= CORE_WEIGHT_MAX &&
+                 request->output_max <= BOUND_SEQ_TOKENS &&
+                 (request->resumed_count == 0 || request->resumed_count < request->output_max) &&
+                 request->class_ < REQUEST_CLASS_COUNT && request->tenant < r->config.tenant_max &&
+                 request->weight >= 0 && request->weight <= CORE_WEIGHT_MAX &&
                  request->key_capacity <= 2 * BOUND_SEQ_TOKENS / CORE_KEY_TOKENS &&
                  (request->output_max > 0 || request->sampling.want_prompt_logprobs) &&
                  request->sampling.bias_count <= BOUND_LOGIT_BIAS &&
@@ -485,7 +495,8 @@ static bool read_request(struct replay *r, struct wire *w, struct core_input *in
     if (kept->tokens == NULL || kept->keys == NULL || kept->bias == NULL) {
         return false;
     }
-    wire_bytes(w, kept->tokens, request->prompt_count * sizeof *kept->tokens);
+    wire_bytes(w, kept->tokens,
+               (request->prompt_count + request->resumed_count) * sizeof *kept->tokens);
     wire_bytes(w, kept->bias, request->sampling.bias_count * sizeof *kept->bias);
     request->tokens = kept->tokens;
     request->keys = request->key_capacity > 0 ? kept->keys : NULL;
@@ -513,7 +524,11 @@ static bool read_ready(struct replay *r, struct wire *w, struct core_input *inpu
     WIRE(w, input->ready.worker);
     WIRE(w, input->ready.epoch);
     WIRE(w, input->ready.group);
+    WIRE(w, input->ready.world);
+    WIRE(w, input->ready.kv_kept);
     if (!read_frame(w, &frame, &bytes) || input->ready.group >= r->config.groups_max ||
+        input->ready.world == 0 ||
+        input->ready.world > r->config.ranks_max + (r->config.ranks_max == 0) ||
         codec_header_decode(frame, bytes, &header, &body, NULL) != STATUS_OK ||
         codec_control_decode(&header, body, &r->capacity, &message, NULL) != STATUS_OK ||
         message.kind != MESSAGE_KIND_CAPACITY ||
@@ -535,6 +550,7 @@ static bool read_result(struct replay *r, struct wire *w, struct core_input *inp
     struct message_header header;
     struct step_result *result = arena_array(&r->arena, 1, sizeof *result);
     WIRE(w, input->result.worker);
+    WIRE(w, input->result.rank);
     if (result == NULL || !read_frame(w, &frame, &bytes) ||
         codec_header_decode(frame, bytes, &header, &body, NULL) != STATUS_OK ||
         codec_result_decode(&header, body, &r->arena, result, NULL) != STATUS_OK) {

@@ -79,6 +79,9 @@ enum status core_create(const struct core_config *config, struct core **out, str
         return error_set(err, STATUS_EXHAUSTED, "no memory for the core");
     }
     core->config = *config;
+    if (core->config.ranks_max == 0) {
+        core->config.ranks_max = 1;
+    }
     if (core->config.blocks_per_seq_max == 0) {
         core->config.blocks_per_seq_max = BOUND_BLOCKS_PER_SEQ;
     }
@@ -239,6 +242,7 @@ static void check_spec(const struct core *core, const struct core_request *spec)
     INVARIANT(spec->prompt_count > 0);
     INVARIANT(has_output_or_score(spec));
     INVARIANT((uint64_t)spec->prompt_count + spec->output_max <= spec->token_capacity);
+    INVARIANT(spec->resumed_count == 0 || spec->resumed_count < spec->output_max);
     INVARIANT(spec->class_ < REQUEST_CLASS_COUNT);
     INVARIANT(spec->tenant < core->config.tenant_max);
     INVARIANT(spec->weight >= 0 && spec->weight <= CORE_WEIGHT_MAX);
@@ -303,7 +307,7 @@ static void take_result(struct core *core, const struct core_input *input) {
     if (group == NULL) {
         core->counters.results_stale++;
     } else {
-        group_take_result(core, group, input->result.result);
+        group_take_result(core, group, input->result.rank, input->result.result);
     }
 }
 
@@ -332,6 +336,7 @@ static void take_input(struct core *core, const struct core_input *input) {
         break;
     case CORE_INPUT_WORKER_READY:
         INVARIANT(input->ready.group < core->config.groups_max);
+        INVARIANT(input->ready.world >= 1 && input->ready.world <= core->config.ranks_max);
         group_take_ready(core, &core->groups[input->ready.group], input);
         gather_stranded(core);
         break;

@@ -30,6 +30,7 @@ struct request_id {
     uint64_t value;    // minted by the shell, never reused, never 0
 };
 
+// A group's worker: all of its ranks.
 struct worker_id {
     uint32_t value;    // connection index minted by the shell
 };
@@ -53,7 +54,9 @@ struct core_request {
     int32_t *tokens;            // [token_capacity]; prompt first, outputs are appended by the core
     uint32_t token_capacity;    // >= prompt_count + output_max
     uint32_t prompt_count;      // >= 1
-    uint32_t output_max;        // >= 1; 0 only with want_prompt_logprobs (score the prompt)
+    // Outputs that `tokens` holds behind the prompt already, drawn before this core knew of it.
+    uint32_t resumed_count;             // < output_max, or 0
+    uint32_t output_max;                // >= 1; 0 only with want_prompt_logprobs (score the prompt)
     struct sampling_params sampling;    // bias array: alive as long as tokens
     // Room for the keys of the sequence's blocks, alive as long as tokens; NULL: it neither finds
     // nor leaves cached KV. Blocks hold at least CORE_KEY_TOKENS tokens.
@@ -70,9 +73,9 @@ enum core_input_kind {
     CORE_INPUT_REQUEST,         // a request arrived
     CORE_INPUT_CANCEL,          // its client left, or it failed upstairs
     CORE_INPUT_STOP,            // a stop string matched: finish it with "stop"
-    CORE_INPUT_WORKER_READY,    // a worker sent its capacity; again in its epoch after a resize
-    CORE_INPUT_WORKER_LOST,     // a worker left, died or broke the protocol
-    CORE_INPUT_RESULT,          // a step finished
+    CORE_INPUT_WORKER_READY,    // a group's ranks sent their capacity; again after a resize
+    CORE_INPUT_WORKER_LOST,     // one of them left, died or broke the protocol
+    CORE_INPUT_RESULT,          // a rank finished a step
     CORE_INPUT_DRAIN,           // accept nothing new, finish what runs
     CORE_INPUT_ABORT_ALL,       // end everything now (second signal, drain deadline)
     CORE_INPUT_RESIZE_KV,       // an operator wants another size of the KV pool
@@ -88,7 +91,8 @@ struct core_input {
             const struct message_capacity *capacity;
             uint64_t epoch;
             uint32_t group;    // index of the group whose worker it is
-            bool kv_kept;      // its KV is what it was when it was lost, and as large
+            uint32_t world;    // ranks, 1 .. ranks_max
+            bool kv_kept;      // its KV is what it was when it was lost, on every rank
         } ready;
         struct {
             struct worker_id worker;
@@ -96,6 +100,7 @@ struct core_input {
         } lost;
         struct {
             struct worker_id worker;
+            uint32_t rank;                       // 0 has the rows
             const struct step_result *result;    // alive during the tick
         } result;
         struct {
@@ -160,6 +165,7 @@ struct core_action {
         } send;
         struct {
             struct worker_id worker;
+            uint32_t missing;    // ranks whose answer is late, one bit each; 0: all have answered
         } resync;
         struct {
             struct request_id id;
@@ -223,6 +229,7 @@ struct core_config {
     uint64_t group;                 // id of the first group it drives
     uint32_t depth;                 // plans that may be outstanding, 1 to 3
     uint32_t groups_max;            // groups it drives; ids are group, group + 1, ...
+    uint32_t ranks_max;             // of a group, 1 .. BOUND_RANKS; 0: 1
     uint32_t tenant_max;            // tenants are below
     uint32_t blocks_per_seq_max;    // 0: BOUND_BLOCKS_PER_SEQ
     struct core_policy policy;
@@ -247,6 +254,7 @@ struct core_counters {
     uint64_t plans, results_stale;
     uint64_t plan_refusals;          // plans that a worker refused; their work was planned again
     uint64_t resyncs;                // epochs that ended because the two sides' states differed
+    uint64_t divergences;            // answers of ranks that differed
     uint64_t losses, losses_kept;    // groups lost, and of those that came back, with their KV
     uint64_t preemptions;
     uint64_t kv_blocks_moved;                // for a shrinking pool

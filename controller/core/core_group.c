@@ -13,6 +13,8 @@ enum status group_init(struct group *g, const struct core *core, uint32_t index,
     g->index = index;
     g->id = config->group + index;
     TRY(kv_blocks_create(config->blocks_max, &g->blocks, err));
+    uint32_t rows = config->step_tokens_max + config->seqs_max;
+    TRY(rank_answers_create(rows, config->ranks_max, &g->answers, err));
     struct scheduler_options options = {
         .requests = core->requests,
         .blocks = g->blocks,
@@ -29,6 +31,7 @@ enum status group_init(struct group *g, const struct core *core, uint32_t index,
 void group_deinit(struct group *g) {
     scheduler_destroy(g->scheduler);
     kv_blocks_destroy(g->blocks);
+    rank_answers_destroy(g->answers);
 }
 
 // ---- the worker --------------------------------------------------------------------------------
@@ -53,9 +56,10 @@ static void stop_scheduler(struct core *core, struct group *g) {
     }
 }
 
-static void forget_plans(struct group *g) {
+static void forget_plans(struct group *g, uint32_t world) {
     g->outstanding_count = 0;
     g->refused = false;
+    rank_answers_reset(g->answers, world);
 }
 
 // What ran has lost its KV: it waits again with its token log.
@@ -103,7 +107,7 @@ static void lose_worker(struct core *core, struct group *g, bool keep) {
         return;
     }
     g->ready = false;
-    forget_plans(g);
+    forget_plans(g, 1);
     g->away_since_us = core->now_us;
     core->counters.losses++;
     count_losses(core, g);
@@ -120,7 +124,9 @@ void group_take_lost(struct core *core, struct group *g) {
 
 // A new epoch, in which the worker is told everything anew.
 static void resync(struct core *core, struct group *g, bool keep) {
-    struct core_action action = {.kind = CORE_ACTION_RESYNC, .resync = {.worker = g->worker}};
+    struct core_action action = {
+        .kind = CORE_ACTION_RESYNC,
+        .resync = {.worker = g->worker, .missing = rank_answers_missing(g->answers)}};
     core->counters.resyncs++;
     lose_worker(core, g, keep);
     core_act(core, &action);
@@ -263,7 +269,7 @@ void group_take_ready(struct core *core, struct group *g, const struct core_inpu
     g->worker = input->ready.worker;
     g->epoch = input->ready.epoch;
     g->next_seq = 1;
-    forget_plans(g);
+    forget_plans(g, input->ready.world);
     g->condemned = false;
     g->answered_us = core->now_us;
     g->capacity = *capacity;
@@ -359,12 +365,6 @@ static void take_row(struct core *core, struct group *g, struct request *entries
 // A result is only believed as a whole: each generated row must continue the log it belongs to.
 static bool result_fits(const struct core *core, const struct group *g,
                         const struct step_result *result) {
-    if (result_validate(result, &g->limits, NULL) != STATUS_OK) {
-        return false;
-    }
-    if (result->row_count > BOUND_RESULT_ROWS) {
-        return false;
-    }
     struct request *entries = request_table_entries(core->requests);
     scheduler_owners(g->scheduler, result->rows, result->row_count, core->owners);
     for (uint32_t i = 0; i < result->row_count; i++) {
@@ -452,13 +452,10 @@ static void take_undone(struct core *core, struct group *g, const struct step_re
     }
 }
 
-void group_take_result(struct core *core, struct group *g, const struct step_result *result) {
+// All ranks have answered the oldest plan with this.
+static void take_answer(struct core *core, struct group *g, const struct step_result *result) {
     const struct outstanding *plan = oldest(g);
-    bool ours = g->ready && result->epoch == g->epoch && plan != NULL && result->seq == plan->seq;
-    if (!ours) {
-        core->counters.results_stale++;
-        return;
-    }
+    INVARIANT(plan != NULL && result->seq == plan->seq);
     if (result->status == RESULT_STATUS_REFUSED && !g->refused) {
         g->refused = true;
         g->refused_seq = result->seq;
@@ -491,6 +488,32 @@ void group_take_result(struct core *core, struct group *g, const struct step_res
         take_row(core, g, entries, &result->rows[i], core->owners[i]);
     }
     finish_scored(core, g);
+}
+
+void group_take_result(struct core *core, struct group *g, uint32_t rank,
+                       const struct step_result *result) {
+    if (!g->ready || result->epoch != g->epoch ||
+        !rank_answers_await(g->answers, rank, result->seq)) {
+        core->counters.results_stale++;
+        return;
+    }
+    if (result_validate(result, &g->limits, NULL) != STATUS_OK ||
+        result->row_count > core->config.step_tokens_max + core->config.seqs_max) {
+        resync(core, g, false);
+        return;
+    }
+    enum rank_verdict verdict = rank_answers_take(g->answers, rank, result);
+    if (verdict != RANK_VERDICT_FINE) {
+        core->counters.divergences += verdict == RANK_VERDICT_PARTED ? 1 : 0;
+        resync(core, g, verdict == RANK_VERDICT_BROKEN);
+        return;
+    }
+    const struct step_result *answer;
+    while ((answer = rank_answers_oldest(g->answers)) != NULL) {
+        rank_answers_pop(g->answers);
+        take_answer(core, g, answer);
+    }
+    rank_answers_keep(g->answers);
 }
 
 // A step is overdue past six times its predicted time, and never before a second.
@@ -575,6 +598,7 @@ static bool send_plan(struct core *core, struct group *g) {
         .moves = plan->move_count,
         .predicted_us = scheduler_predicted_us(g->scheduler),
     };
+    rank_answers_sent(g->answers, g->next_seq - 1);
     core->counters.plans++;
     struct core_action action = {.kind = CORE_ACTION_SEND_PLAN,
                                  .send = {.worker = g->worker, .plan = plan}};

@@ -4,6 +4,7 @@
 
 #include "controller/core/core.h"
 #include "controller/core/kv_blocks.h"
+#include "controller/core/rank_answers.h"
 #include "controller/core/request.h"
 #include "controller/core/scheduler.h"
 #include "controller/core/step_plan.h"
@@ -31,6 +32,7 @@ struct group {
     struct worker_id worker;
     uint64_t epoch;    // 0: never had a worker
     uint64_t next_seq;
+    struct rank_answers *answers;
     struct outstanding outstanding[SCHEDULER_DEPTH_MAX];    // ring of plans without a result
     uint32_t outstanding_first, outstanding_count;
     uint64_t answered_us;    // when the last result came
@@ -94,7 +96,8 @@ enum status group_init(struct group *group, const struct core *core, uint32_t in
 void group_deinit(struct group *group);
 void group_take_ready(struct core *core, struct group *group, const struct core_input *input);
 void group_take_lost(struct core *core, struct group *group);
-void group_take_result(struct core *core, struct group *group, const struct step_result *result);
+void group_take_result(struct core *core, struct group *group, uint32_t rank,
+                       const struct step_result *result);
 void group_take_resize(struct core *core, struct group *group, const struct core_input *input);
 // Finishes everything that runs there.
 void group_finish_running(struct core *core, struct group *group, enum finish_reason reason);

@@ -139,7 +139,7 @@ uint32_t request_table_add(struct request_table *table, const struct core_reques
     memset(request, 0, sizeof *request);
     request->spec = *spec;
     request->state = REQUEST_WAITING;
-    request->known = spec->prompt_count;
+    request->known = spec->prompt_count + spec->resumed_count;
     request->prompt_count = spec->prompt_count;
     request->tokens = spec->tokens;
     request->want_logprobs = spec->sampling.want_logprobs;

@@ -335,7 +335,10 @@ static void plan_step(struct scheduler *s, struct step_plan *plan, uint64_t seq)
     uint32_t restated = scheduler_restate(s, plan);
     uint32_t rows = plan_decodes(s, plan);
     step_plan_decode_rows(plan, rows);
-    rows += restated;
+    if (restated > 0) {
+        scheduler_end_restate(s);
+        rows += restated;
+    }
     scheduler_plan_pool(s, plan);    // before prompts and admissions, which could take the places
     uint32_t budget = scheduler_open_prompts(s, rows);
     budget = scheduler_plan_prompts(s, plan, budget);

@@ -197,6 +197,8 @@ void scheduler_evict(struct scheduler *s, uint64_t seq);
 
 // Those whom the worker is to be told of again, and how many rows of the step are theirs.
 uint32_t scheduler_restate(struct scheduler *s, struct step_plan *plan);
+// Once decode rows are planned: they decode from the next step on.
+void scheduler_end_restate(struct scheduler *s);
 
 // ---- scheduler_pool.c --------------------------------------------------------------------------
 

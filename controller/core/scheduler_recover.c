@@ -164,8 +164,18 @@ static bool restate_slot(struct scheduler *s, struct step_plan *plan, uint32_t s
     s->untold--;
     if (decodes) {
         scheduler_plan_chunk(s, plan, slot, 1);
+        request->state = REQUEST_PREFILLING;    // its row is this one, until the next step
     }
     return true;
+}
+
+void scheduler_end_restate(struct scheduler *s) {
+    for (uint32_t i = 0; i < s->running; i++) {
+        struct request *request = scheduler_request(s, s->order[i]);
+        if (request->planned == request->prefill_end) {
+            request->state = REQUEST_DECODING;
+        }
+    }
 }
 
 uint32_t scheduler_restate(struct scheduler *s, struct step_plan *plan) {
@@ -209,4 +219,3 @@ void scheduler_stop(struct scheduler *s) {
     s->wanted_slots = 0;
     s->best_effort_short = false;
 }
-

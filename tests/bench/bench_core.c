@@ -319,7 +319,8 @@ static void init(struct bench *b, uint32_t running, uint32_t seq_tokens) {
         .kv_blocks = blocks,
         .vocabulary = VOCABULARY,
     };
-    struct core_input ready = {.kind = CORE_INPUT_WORKER_READY, .ready = {{0}, &capacity, 1, 0}};
+    struct core_input ready = {.kind = CORE_INPUT_WORKER_READY,
+                               .ready = {{0}, &capacity, 1, 0, 1, false}};
     core_tick(b->core, b->now_us, &ready, 1, on_action, b);
 }
 

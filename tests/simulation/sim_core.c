@@ -136,6 +136,7 @@ void sim_core_ready(struct sim_core *core, uint32_t group, uint32_t worker, uint
     input->ready.capacity = capacity;
     input->ready.epoch = epoch;
     input->ready.group = group;
+    input->ready.world = 1;
 }
 
 void sim_core_lost(struct sim_core *core, uint32_t worker) {

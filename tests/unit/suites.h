@@ -40,6 +40,7 @@
     X("controller/core/overload", suite_core_overload)                                             \
     X("controller/core/sharing", suite_core_sharing)                                               \
     X("controller/core/groups", suite_core_groups)                                                 \
+    X("controller/core/recovery", suite_core_recovery)                                             \
     X("kernels/sample", suite_kernels_sample)                                                      \
     X("worker/device/thread_pool", suite_thread_pool)                                              \
     X("worker/device/device_cpu", suite_device_cpu)                                                \

@@ -70,7 +70,7 @@ static void worker_ready(struct world *w) {
     fake_worker_reset(w->worker, ++w->epoch);
     w->plan_waits = false;
     tick(w, &(struct core_input){.kind = CORE_INPUT_WORKER_READY,
-                                 .ready = {{3}, &w->capacity, w->epoch, 0}});
+                                 .ready = {{3}, &w->capacity, w->epoch, 0, 1, false}});
 }
 
 static void submit(struct world *w, struct rng *rng) {
@@ -118,7 +118,7 @@ static void event(struct world *w, struct rng *rng) {
         tick(w, &(struct core_input){.kind = CORE_INPUT_WORKER_LOST, .lost = {{3}, "test"}});
         worker_ready(w);
     } else if (w->plan_waits) {
-        struct core_input input = {.kind = CORE_INPUT_RESULT, .result = {{3}, &w->result}};
+        struct core_input input = {.kind = CORE_INPUT_RESULT, .result = {{3}, 0, &w->result}};
         w->plan_waits = false;
         tick(w, &input);
     } else {

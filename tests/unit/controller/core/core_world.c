@@ -129,6 +129,7 @@ static void on_action(void *ctx, const struct core_action *action) {
         break;
     case CORE_ACTION_RESYNC:
         w->resync = true;
+        w->missing = action->resync.missing;
         break;
     case CORE_ACTION_RESIZED:
         w->told_resizes++;
@@ -147,15 +148,27 @@ void tick(struct world *w, const struct core_input *input) {
     core_audit(w->core);
 }
 
-void lane_ready(struct world *w, uint32_t index) {
+static void tell_ready(struct world *w, uint32_t index, bool kv_kept) {
     struct lane *lane = &w->lanes[index];
-    fake_worker_reset(lane->worker, ++lane->epoch);
     w->capacity.kv_blocks = fake_worker_pool(lane->worker);
     lane->pending_count = 0;
     show_oldest(lane);
-    struct core_input input = {.kind = CORE_INPUT_WORKER_READY,
-                               .ready = {{index}, &w->capacity, lane->epoch, index}};
+    struct core_input input = {
+        .kind = CORE_INPUT_WORKER_READY,
+        .ready = {{index}, &w->capacity, lane->epoch, index, w->world, kv_kept}};
     tick(w, &input);
+}
+
+void lane_ready(struct world *w, uint32_t index) {
+    struct lane *lane = &w->lanes[index];
+    fake_worker_reset(lane->worker, ++lane->epoch);
+    tell_ready(w, index, false);
+}
+
+void lane_back(struct world *w, uint32_t index) {
+    struct lane *lane = &w->lanes[index];
+    fake_worker_resume(lane->worker, ++lane->epoch);
+    tell_ready(w, index, true);
 }
 
 void lane_lost(struct world *w, uint32_t index) {
@@ -173,20 +186,44 @@ void worker_lost(struct world *w) {
     lane_lost(w, 0);
 }
 
+// Only the first rank sends rows, and what it sent goes as soon as it was taken.
+static void tell_answer(struct world *w, uint32_t index, uint32_t rank, uint64_t digest) {
+    struct lane *lane = &w->lanes[index];
+    struct step_result result = lane->answered.result;
+    struct result_row *rows = NULL;
+    result.digest = digest;
+    result.row_count = rank == 0 ? result.row_count : 0;
+    if (result.row_count > 0) {
+        rows = memory_array(result.row_count, sizeof *rows);
+        memcpy(rows, result.rows, result.row_count * sizeof *rows);
+        result.rows = rows;
+    }
+    struct core_input input = {.kind = CORE_INPUT_RESULT, .result = {{index}, rank, &result}};
+    tick(w, &input);
+    memory_free(rows);
+}
+
+void lane_rank_answer(struct world *w, uint32_t index, uint32_t rank, uint64_t digest) {
+    w->ticked_lane = index;
+    tell_answer(w, index, rank, digest);
+}
+
 void lane_answer(struct world *w, uint32_t index) {
     struct lane *lane = &w->lanes[index];
     uint32_t blocks = take_lane_answer(lane);
-    struct core_input input = {.kind = CORE_INPUT_RESULT,
-                               .result = {{index}, &lane->answered.result}};
     w->ticked_lane = index;
     w->now_us += w->token_us > 0 ? lane->answered.result.step_us : 0;
-    tick(w, &input);
+    uint32_t first = (uint32_t)(w->now_us / 1000) % w->world;    // now this one, now that one
+    for (uint32_t i = 0; i < w->world; i++) {
+        tell_answer(w, index, (first + i) % w->world, lane->answered.result.digest);
+    }
     if (blocks > 0) {
         // The capacity report follows the result, in the same epoch.
         w->capacity.kv_blocks = blocks;
         w->capacity.kv_note = "the test's note";
-        struct core_input report = {.kind = CORE_INPUT_WORKER_READY,
-                                    .ready = {{index}, &w->capacity, lane->epoch, index}};
+        struct core_input report = {
+            .kind = CORE_INPUT_WORKER_READY,
+            .ready = {{index}, &w->capacity, lane->epoch, index, w->world, true}};
         tick(w, &report);
     }
 }
@@ -254,6 +291,7 @@ void submit(struct world *w, struct client *client) {
         .tokens = client->tokens,
         .token_capacity = SEQ_TOKENS + 1,
         .prompt_count = client->prompt_count,
+        .resumed_count = client->received,
         .output_max = client->output_max,
         .keys = client->keys,
         .key_capacity = SEQ_TOKENS / CORE_KEY_TOKENS + 1,
@@ -312,6 +350,7 @@ static void world_create(struct world *w) {
 static void world_prepare(struct world *w, uint32_t depth) {
     memset(w, 0, sizeof *w);
     w->depth = depth;
+    w->world = 1;
     w->config = (struct core_config){.seqs_max = SEQS,
                                      .waiting_max = WAITING,
                                      .step_tokens_max = STEP_TOKENS,
@@ -319,6 +358,7 @@ static void world_prepare(struct world *w, uint32_t depth) {
                                      .group = 1,
                                      .depth = depth,
                                      .groups_max = 1,
+                                     .ranks_max = BOUND_RANKS,
                                      .tenant_max = TENANTS,
                                      .prefix_secret = "a test's secret"};
     core_policy_defaults(&w->config.policy);

@@ -71,6 +71,7 @@ struct world {
     struct lane lanes[LANES];
     uint32_t ticked_lane;    // whose input the tick has
     uint64_t now_us, next_id;
+    uint32_t world;       // ranks of each group
     uint32_t token_us;    // > 0: a step takes so long per row, and time passes with its answer
     uint32_t depth, deepest;
     uint32_t admissions;
@@ -78,7 +79,9 @@ struct world {
     uint32_t asked_resizes, told_resizes;
     struct core_action resized;    // the last
     char note[64];
-    bool loses;    // random events include lost workers
+    bool loses;          // random events include lost workers
+    bool keeps;          // some of which come back with their KV
+    uint32_t missing;    // ranks that the last resync named
     uint64_t salt;
     bool drained;
     uint32_t finished[FINISH_REASON_COUNT], rejected[REJECT_REASON_COUNT];
@@ -94,7 +97,10 @@ void tick(struct world *w, const struct core_input *input);
 void worker_ready(struct world *w);    // of the first group
 void worker_lost(struct world *w);
 void lane_ready(struct world *w, uint32_t lane);
+void lane_back(struct world *w, uint32_t lane);    // with its KV
 void lane_lost(struct world *w, uint32_t lane);
+// One rank's part of the answer that was taken last.
+void lane_rank_answer(struct world *w, uint32_t lane, uint32_t rank, uint64_t digest);
 // The oldest answer is taken from the worker, and not yet told. Blocks of the pool it resized to.
 uint32_t take_answer(struct world *w);
 void answer(struct world *w);    // the first group's oldest plan

@@ -71,15 +71,19 @@ void fake_worker_destroy(struct fake_worker *worker) {
     memory_free(worker);
 }
 
-void fake_worker_reset(struct fake_worker *worker, uint64_t epoch) {
+void fake_worker_resume(struct fake_worker *worker, uint64_t epoch) {
     worker->epoch = epoch;
     worker->applied = 0;
     worker->refused_seq = 0;
     memset(worker->slots, 0, worker->limits.envelope.seqs * sizeof *worker->slots);
     memset(worker->holders, 0, FAKE_BLOCKS_MAX);
+    worker->resized = 0;
+}
+
+void fake_worker_reset(struct fake_worker *worker, uint64_t epoch) {
+    fake_worker_resume(worker, epoch);
     memset(worker->kv, 0,
            (size_t)FAKE_BLOCKS_MAX * worker->limits.block_tokens * sizeof *worker->kv);
-    worker->resized = 0;
 }
 
 void fake_worker_budget(struct fake_worker *worker, uint32_t chunk_blocks, uint32_t blocks_max) {

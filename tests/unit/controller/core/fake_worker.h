@@ -18,6 +18,8 @@ struct fake_worker;
 struct fake_worker *fake_worker_create(const struct plan_limits *limits);
 void fake_worker_destroy(struct fake_worker *worker);
 void fake_worker_reset(struct fake_worker *worker, uint64_t epoch);    // forgets every slot
+// The same, and the KV stays.
+void fake_worker_resume(struct fake_worker *worker, uint64_t epoch);
 
 // Carries the plan out; `out` is alive until the next call.
 void fake_worker_run(struct fake_worker *worker, const struct plan *plan, struct step_result *out);

@@ -406,6 +406,11 @@ static void random_event(struct world *w, struct rng *rng) {
         }
     } else if (dice < 33) {
         resize(w, 1 + (uint32_t)rng_below(rng, 40));
+    } else if (dice == 33 && w->loses && w->keeps && rng_below(rng, 4) > 0) {
+        if (rng_below(rng, 4) > 0) {
+            worker_lost(w);    // else nobody has seen it go
+        }
+        lane_back(w, 0);
     } else if (dice == 33 && w->loses) {
         worker_lost(w);
         worker_ready(w);
@@ -450,6 +455,8 @@ START_TEST(random_histories_keep_every_promise) {
     world_init_depth(&w, 1 + (uint32_t)_i / 3 % SCHEDULER_DEPTH_MAX);
     random_envelope(&w, &rng, _i);
     w.loses = _i % 2 == 0;
+    w.keeps = _i % 4 == 0;
+    w.world = 1 + (uint32_t)_i / 2 % 4;
     worker_ready(&w);
     for (int i = 0; i < 4000; i++) {
         random_event(&w, &rng);

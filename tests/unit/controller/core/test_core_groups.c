@@ -93,7 +93,15 @@ START_TEST(what_a_lost_group_had_goes_on_elsewhere) {
     core_group_gauges(w.core, 1, w.now_us, &gauges);
     ck_assert_uint_gt(gauges.queued, 0);
     ck_assert_uint_gt(gauges.decoding + gauges.prefilling, 0);
+    // Those who wait go at once; those who run when their KV does not come back for a while.
     lane_lost(&w, 1);
+    core_group_gauges(w.core, 1, w.now_us, &gauges);
+    ck_assert_uint_eq(gauges.queued, 0);
+    ck_assert_uint_gt(gauges.decoding + gauges.prefilling, 0);
+    for (int i = 0; i < 4; i++) {
+        w.now_us += BOUND_KV_AWAY_US / 4;
+        answer_all(&w);
+    }
     core_group_gauges(w.core, 1, w.now_us, &gauges);
     ck_assert_uint_eq(gauges.queued + gauges.decoding + gauges.prefilling, 0);
     run_dry(&w);

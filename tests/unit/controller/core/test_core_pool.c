@@ -175,7 +175,7 @@ START_TEST(a_slow_resize_is_no_lost_step) {
     while (blocks == 0) {
         blocks = take_answer(&w);
         struct core_input input = {.kind = CORE_INPUT_RESULT,
-                                   .result = {{0}, &w.lanes[0].answered.result}};
+                                   .result = {{0}, 0, &w.lanes[0].answered.result}};
         tick(&w, &input);
     }
     ck_assert(w.lanes[0].plan_waits);
@@ -189,7 +189,7 @@ START_TEST(a_slow_resize_is_no_lost_step) {
     ck_assert_uint_eq(gauges.step_overdue_us, 0);
     w.capacity.kv_blocks = blocks;
     struct core_input report = {.kind = CORE_INPUT_WORKER_READY,
-                                .ready = {{0}, &w.capacity, w.lanes[0].epoch, 0}};
+                                .ready = {{0}, &w.capacity, w.lanes[0].epoch, 0, 1, false}};
     tick(&w, &report);
     expect_resized(&w, RESIZE_OUTCOME_DONE, 30);
     core_gauges(w.core, w.now_us, &gauges);
