@@ -125,8 +125,7 @@ enum rank_verdict rank_answers_take(struct rank_answers *answers, uint32_t rank,
     if (answers->world > 1 && result->status == RESULT_STATUS_FAULT) {
         return RANK_VERDICT_BROKEN;    // the others may wait for it for ever
     }
-    enum rank_verdict verdict =
-        answer->ranks == 0 ? RANK_VERDICT_FINE : compare(answer, result);
+    enum rank_verdict verdict = answer->ranks == 0 ? RANK_VERDICT_FINE : compare(answer, result);
     answer->status = result->status;
     answer->digest = result->digest;
     answer->ranks |= 1u << rank;
@@ -181,6 +180,5 @@ void rank_answers_keep(struct rank_answers *answers) {
 }
 
 uint32_t rank_answers_missing(const struct rank_answers *answers) {
-    return answers->count == 0 ? 0
-                               : all_ranks(answers) & ~answers->answer[answers->first].ranks;
+    return answers->count == 0 ? 0 : all_ranks(answers) & ~answers->answer[answers->first].ranks;
 }

@@ -215,6 +215,7 @@ void scheduler_stop(struct scheduler *s) {
     safety_tree_reset(s->safety, 0);
     s->free_slot_count = 0;
     s->retire_count = 0;
+    s->untold = 0;
     s->wanted_blocks = 0;
     s->wanted_slots = 0;
     s->best_effort_short = false;

@@ -79,6 +79,9 @@ void scenario_priority_slots(struct scenario_run *run);
 void scenario_group_away(struct scenario_run *run);
 void scenario_fleet_cache(struct scenario_run *run);
 void scenario_fleet_nodes(struct scenario_run *run);
+// scenario_recovery.c: groups whose ranks fail
+void scenario_rank_deaths(struct scenario_run *run);
+void scenario_rank_faults(struct scenario_run *run);
 // scenario_overload.c: more than can be served
 void scenario_overload(struct scenario_run *run);
 // scenario_policy.c: beside other policies, on recorded traffic

@@ -42,6 +42,9 @@ static struct sim_faults draw_faults(struct rng *rng) {
         .storm_s = maybe(rng, 60, 600),
         .doubled = maybe(rng, 0, 0.1),
         .slow_join = maybe(rng, 0, 0.2),
+        .part_s = maybe(rng, 200, 1000),
+        .mute_s = maybe(rng, 200, 1000),
+        .kv_lost = rng_below(rng, 4) == 0 ? 1.0 : maybe(rng, 0, 1),
     };
 }
 
@@ -100,6 +103,7 @@ void scenario_swarm(struct scenario_run *run) {
     struct sim_world_options options = {
         .seed = rng_u64(&rng),
         .groups = rng_below(&rng, 3) == 0 ? 1 + (uint32_t)rng_below(&rng, 6) : 1,
+        .ranks = rng_below(&rng, 2) == 0 ? 1 : 1 + (uint32_t)rng_below(&rng, 8),
         .waiting_max = 1 + (uint32_t)rng_below(&rng, 64),
         .depth = 1 + (uint32_t)rng_below(&rng, 3),
         .machine = scenario_limits(&machine),

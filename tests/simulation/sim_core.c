@@ -46,6 +46,7 @@ struct sim_core *sim_core_create(const struct sim_core_options *options,
         .blocks_max = options->blocks_max,
         .group = FIRST_GROUP,
         .groups_max = options->groups,
+        .ranks_max = options->ranks,
         .tenant_max = options->tenants,
         .blocks_per_seq_max = options->blocks_per_seq,
         .depth = options->depth,
@@ -129,14 +130,14 @@ void sim_core_stop(struct sim_core *core, uint64_t id) {
     add(core, CORE_INPUT_STOP)->id = (struct request_id){id};
 }
 
-void sim_core_ready(struct sim_core *core, uint32_t group, uint32_t worker, uint64_t epoch,
-                    const struct message_capacity *capacity) {
+void sim_core_ready(struct sim_core *core, const struct sim_ready *ready) {
     struct core_input *input = add(core, CORE_INPUT_WORKER_READY);
-    input->ready.worker = (struct worker_id){worker};
-    input->ready.capacity = capacity;
-    input->ready.epoch = epoch;
-    input->ready.group = group;
-    input->ready.world = 1;
+    input->ready.worker = (struct worker_id){ready->worker};
+    input->ready.capacity = ready->capacity;
+    input->ready.epoch = ready->epoch;
+    input->ready.group = ready->group;
+    input->ready.world = ready->ranks;
+    input->ready.kv_kept = ready->kv_kept;
 }
 
 void sim_core_lost(struct sim_core *core, uint32_t worker) {
@@ -145,9 +146,11 @@ void sim_core_lost(struct sim_core *core, uint32_t worker) {
     input->lost.reason = "simulated";
 }
 
-void sim_core_result(struct sim_core *core, uint32_t worker, const struct step_result *result) {
+void sim_core_result(struct sim_core *core, uint32_t worker, uint32_t rank,
+                     const struct step_result *result) {
     struct core_input *input = add(core, CORE_INPUT_RESULT);
     input->result.worker = (struct worker_id){worker};
+    input->result.rank = rank;
     input->result.result = result;
 }
 
@@ -267,6 +270,9 @@ static void fill_state(const struct sim_core *core, const struct core_gauges *ga
         .preemptions = counters->preemptions,
         .refusals = counters->plan_refusals,
         .resyncs = counters->resyncs,
+        .divergences = counters->divergences,
+        .losses = counters->losses,
+        .losses_kept = counters->losses_kept,
         .prefix_queries = counters->prefix_queries,
         .prefix_hits = counters->prefix_hits,
     };

@@ -38,6 +38,7 @@ struct sim_core_options {
     uint32_t seqs_max, waiting_max, step_tokens_max, blocks_max;
     uint32_t depth;    // plans that may be outstanding
     uint32_t groups, tenants, blocks_per_seq;
+    uint32_t ranks;          // of a group
     double time_scale;       // of what it aims at, as steps are so many times longer
     double ttft_target_s;    // of the classes that have one; 0: none
     bool no_guard;           // admission by the safe state alone
@@ -83,10 +84,17 @@ void sim_core_request(struct sim_core *core, const struct sim_request *request);
 void sim_core_cancel(struct sim_core *core, uint64_t id);
 void sim_core_stop(struct sim_core *core, uint64_t id);
 // A connection `worker` of a group.
-void sim_core_ready(struct sim_core *core, uint32_t group, uint32_t worker, uint64_t epoch,
-                    const struct message_capacity *capacity);
+struct sim_ready {
+    uint32_t group, worker;
+    uint64_t epoch;
+    uint32_t ranks;
+    bool kv_kept;
+    const struct message_capacity *capacity;
+};
+void sim_core_ready(struct sim_core *core, const struct sim_ready *ready);
 void sim_core_lost(struct sim_core *core, uint32_t worker);
-void sim_core_result(struct sim_core *core, uint32_t worker, const struct step_result *result);
+void sim_core_result(struct sim_core *core, uint32_t worker, uint32_t rank,
+                     const struct step_result *result);
 void sim_core_resize(struct sim_core *core, uint32_t group, uint32_t blocks);
 void sim_core_drain(struct sim_core *core);
 void sim_core_abort_all(struct sim_core *core);
@@ -101,6 +109,7 @@ struct sim_core_state {
     bool resizing;
     // Counted since the start.
     uint64_t plans, generated, prompt_computed, recomputed, preemptions, refusals, resyncs;
+    uint64_t divergences, losses, losses_kept;
     uint64_t prefix_queries, prefix_hits;    // prompt tokens of admissions, and those found
 };
 void sim_core_state(const struct sim_core *core, uint64_t now_us, struct sim_core_state *out);

@@ -119,16 +119,24 @@ static void set_pool(struct sim_worker *worker, uint32_t kv_blocks) {
     };
 }
 
-void sim_worker_reset(struct sim_worker *worker, uint64_t epoch, uint32_t kv_blocks) {
-    SIM_CHECK(kv_blocks <= worker->options.limits.kv_blocks, "a pool above its table");
+void sim_worker_resume(struct sim_worker *worker, uint64_t epoch) {
     worker->epoch = epoch;
     worker->applied = 0;
-    worker->limits = worker->options.limits;
     memset(worker->slots, 0, worker->slots_used * sizeof *worker->slots);
-    memset(worker->blocks, 0, worker->options.limits.kv_blocks * sizeof *worker->blocks);
     worker->slots_used = 0;
     worker->live = 0;
     worker->blocks_held = 0;
+    for (uint32_t i = 0; i < worker->options.limits.kv_blocks; i++) {
+        worker->blocks[i].holders = 0;
+        worker->blocks[i].touched_seq = 0;
+    }
+}
+
+void sim_worker_reset(struct sim_worker *worker, uint64_t epoch, uint32_t kv_blocks) {
+    SIM_CHECK(kv_blocks <= worker->options.limits.kv_blocks, "a pool above its table");
+    sim_worker_resume(worker, epoch);
+    worker->limits = worker->options.limits;
+    memset(worker->blocks, 0, worker->options.limits.kv_blocks * sizeof *worker->blocks);
     set_pool(worker, kv_blocks);
 }
 
@@ -287,20 +295,46 @@ static void retire(struct sim_worker *worker, const struct plan *plan) {
     }
 }
 
+// The last block of a sequence that goes on from an epoch before has so many positions, and perhaps
+// some behind them of a step whose result was lost.
+static void adopt_part(struct sim_worker *worker, struct sim_slot *slot, uint32_t filled) {
+    if (filled == 0) {
+        return;
+    }
+    uint64_t id = sim_seed_id(slot->seed);
+    const int32_t *tokens = worker->listener.tokens(worker->listener.ctx, id) + slot->len;
+    struct sim_block *block =
+        block_at(worker, slot->blocks[slot->len / worker->limits.block_tokens]);
+    SIM_CHECK(block->holders == 1 && block->filled >= filled && block->start == slot->chain,
+              "a block of request %llu does not continue it", (unsigned long long)id);
+    for (uint32_t i = 0; i < filled; i++) {
+        slot->chain = sim_chain(slot->chain, tokens[i]);
+    }
+    SIM_CHECK(block->filled > filled || block->end == slot->chain,
+              "a block of request %llu has lost its contents", (unsigned long long)id);
+    block->filled = filled;
+    block->end = slot->chain;
+    block->writer = id;
+}
+
 // The sequence begins with what stands in its first blocks.
 static void adopt(struct sim_worker *worker, struct sim_slot *slot, const struct plan_admit *in) {
     uint32_t block_tokens = worker->limits.block_tokens;
-    SIM_CHECK(in->cached_tokens % block_tokens == 0, "a part of a block is shared");
+    uint64_t id = sim_seed_id(slot->seed);
     SIM_CHECK(in->cached_tokens < slot->len_max, "more is shared than the sequence has");
-    slot->len = in->cached_tokens;
-    slot->known = in->cached_tokens;
-    check_sequence(worker, slot);
     slot->chain = 0;
     for (uint32_t i = 0; i < in->cached_tokens / block_tokens; i++) {
         const struct sim_block *block = block_at(worker, slot->blocks[i]);
+        slot->len = (i + 1) * block_tokens;
+        check_block(worker, slot, i);
         slot->chain = block->end;
-        worker->listener.shares(worker->listener.ctx, sim_seed_id(slot->seed), block->writer);
+        if (block->writer != id) {
+            worker->listener.shares(worker->listener.ctx, id, block->writer);
+        }
     }
+    adopt_part(worker, slot, in->cached_tokens % block_tokens);
+    slot->len = in->cached_tokens;
+    slot->known = in->cached_tokens;
     uint64_t history = 0;
     for (uint32_t i = 0; i < in->history_count; i++) {
         history = sim_chain(history, in->history[i]);
@@ -330,8 +364,9 @@ static void admit(struct sim_worker *worker, const struct plan *plan) {
         if (in->ref.slot >= worker->slots_used) {
             worker->slots_used = in->ref.slot + 1;
         }
+        uint32_t block_tokens = worker->limits.block_tokens;
         take_blocks(worker, slot, in->blocks, in->block_count,
-                    in->cached_tokens / worker->limits.block_tokens);
+                    (in->cached_tokens + block_tokens - 1) / block_tokens);
         adopt(worker, slot, in);
         worker->listener.admitted(worker->listener.ctx, sim_seed_id(slot->seed), in->cached_tokens);
     }
@@ -543,6 +578,9 @@ void sim_worker_run(struct sim_worker *worker, const struct plan *plan, uint64_t
     answer(worker, plan, RESULT_STATUS_OK, out);
     out->step_us = step_us(worker);
     out->row_count = worker->row_count;
+    for (uint32_t i = 0; i < worker->row_count; i++) {
+        out->digest = sim_chain(out->digest ^ rows[i].position, rows[i].token);
+    }
 }
 
 // ---- queries -----------------------------------------------------------------------------------

@@ -63,6 +63,8 @@ struct sim_worker *sim_worker_create(const struct sim_worker_options *options);
 void sim_worker_destroy(struct sim_worker *worker);
 // A new epoch: slots and KV are gone; the pool has so many blocks, at most those of create.
 void sim_worker_reset(struct sim_worker *worker, uint64_t epoch, uint32_t kv_blocks);
+// A new epoch over the KV that is there: slots are gone.
+void sim_worker_resume(struct sim_worker *worker, uint64_t epoch);
 
 // ---- plans -------------------------------------------------------------------------------------
 
@@ -105,6 +107,7 @@ struct sim_worker_listener {
     void (*admitted)(void *ctx, uint64_t id, uint32_t cached_tokens);
     void (*computed)(void *ctx, uint64_t id, uint32_t tokens);    // of a prompt's chunk
     void (*shares)(void *ctx, uint64_t id, uint64_t writer);      // a block that `writer` computed
+    const int32_t *(*tokens)(void *ctx, uint64_t id);    // of the sequence, prompt and outputs
 };
 void sim_worker_listen(struct sim_worker *worker, const struct sim_worker_listener *listener);
 

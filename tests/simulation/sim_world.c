@@ -9,7 +9,9 @@
 struct sim_message {
     struct sim_message *next;
     uint32_t group, connection;
-    bool resized;    // a capacity report follows
+    uint32_t rank;
+    bool completes;    // all ranks have answered then
+    bool resized;      // a capacity report follows
     struct message_capacity capacity;
     struct step_result result;
     struct result_row rows[];
@@ -31,6 +33,7 @@ static void on_drained(void *ctx);
 static void on_worker_admitted(void *ctx, uint64_t id, uint32_t cached_tokens);
 static void on_worker_computed(void *ctx, uint64_t id, uint32_t tokens);
 static void on_worker_shares(void *ctx, uint64_t id, uint64_t writer);
+static const int32_t *tokens_of(void *ctx, uint64_t id);
 
 // ---- life cycle --------------------------------------------------------------------------------
 
@@ -59,7 +62,7 @@ static void create_group(struct sim_world *world, uint32_t index) {
     SIM_CHECK(group->running != NULL && group->slots != NULL, "no memory for a group");
     sim_worker_listen(group->worker,
                       &(struct sim_worker_listener){world, on_worker_admitted, on_worker_computed,
-                                                    on_worker_shares});
+                                                    on_worker_shares, tokens_of});
     group->state = SIM_GROUP_JOINING;
     sim_events_add(&world->events, 0, SIM_EVENT_JOIN, index, NULL);
 }
@@ -70,6 +73,9 @@ struct sim_world *sim_world_create(const struct sim_world_options *options) {
     world->options = *options;
     if (world->options.audit_every == 0) {
         world->options.audit_every = 1;
+    }
+    if (world->options.ranks == 0) {
+        world->options.ranks = 1;
     }
     const struct plan_limits *machine = &options->machine;
     rng_init(&world->rng, options->seed ^ 0x776f726c64u);
@@ -86,6 +92,7 @@ struct sim_world *sim_world_create(const struct sim_world_options *options) {
             .blocks_max = machine->kv_blocks,
             .depth = options->depth,
             .groups = options->groups,
+            .ranks = world->options.ranks,
             .tenants = SIM_TENANTS,
             .blocks_per_seq = machine->envelope.blocks_per_seq,
             .time_scale = options->time_scale > 0 ? options->time_scale : 1.0,
@@ -261,6 +268,7 @@ static struct sim_message *copy_message(struct sim_world *world, struct sim_grou
     memcpy(copy, message, sizeof *message + rows * sizeof message->rows[0]);
     copy->result.rows = copy->rows;
     copy->resized = false;
+    copy->completes = false;
     return copy;
 }
 
@@ -286,6 +294,35 @@ static void haunt(struct sim_world *world, struct sim_group *group,
     }
 }
 
+// Every rank's part, one after the other, in any order; only rank 0 has rows. The time of the last.
+static uint64_t send_ranks(struct sim_world *world, struct sim_group *group,
+                           struct sim_message *message, uint64_t arrival) {
+    uint32_t ranks = world->options.ranks;
+    uint32_t first = (uint32_t)rng_below(&world->rng, ranks);
+    bool parts = group->parted && message->result.status == RESULT_STATUS_OK;
+    uint32_t lost = group->mute ? (uint32_t)rng_below(&world->rng, ranks) : ranks;
+    uint32_t parted = parts ? (uint32_t)rng_below(&world->rng, ranks) : ranks;
+    bool resized = message->resized;
+    for (uint32_t i = 0; i < ranks; i++) {
+        uint32_t rank = (first + i) % ranks;
+        if (rank == lost) {
+            continue;
+        }
+        struct sim_message *part = copy_message(world, group, message);
+        part->result.row_count = rank == 0 ? message->result.row_count : 0;
+        part->rank = rank;
+        part->completes = i + 1 == ranks && !group->mute && !parts;
+        part->resized = resized && part->completes;
+        part->result.digest ^= rank == parted ? 1 : 0;
+        sim_events_add(&world->events, arrival, SIM_EVENT_RESULT, group->index, part);
+        arrival += ranks > 1 ? rng_below(&world->rng, 200) : 0;
+    }
+    group->silent = group->silent || group->mute || parts;
+    group->mute = false;
+    group->parted = group->parted && !parts;
+    return arrival;
+}
+
 static void send_result(struct sim_world *world, struct sim_group *group,
                         struct sim_message *message) {
     uint64_t start = world->now_us + world->options.link_us;
@@ -295,16 +332,18 @@ static void send_result(struct sim_world *world, struct sim_group *group,
     group->busy_us += message->result.step_us;
     uint64_t arrival = group->busy_until + world->options.link_us;
     arrival = arrival < group->last_arrival ? group->last_arrival : arrival;
+    bool whole = !group->mute && !group->parted;
+    arrival = send_ranks(world, group, message, arrival);
     group->last_arrival = arrival;
-    sim_events_add(&world->events, arrival, SIM_EVENT_RESULT, group->index, message);
     // Results are kept and said again for plans that were applied; a refused one was not.
-    if (message->result.status == RESULT_STATUS_OK &&
+    if (whole && message->result.status == RESULT_STATUS_OK &&
         rng_unit(&world->rng) < world->options.faults.doubled) {
         arrival += rng_below(&world->rng, 5 * 1000 * 1000);
         sim_events_add(&world->events, arrival, SIM_EVENT_RESULT, group->index,
                        copy_message(world, group, message));
         haunt(world, group, message);
     }
+    free_message(world, message);
 }
 
 // A slot is taken from one that lives: it was evicted for others.
@@ -409,6 +448,11 @@ static void on_worker_computed(void *ctx, uint64_t id, uint32_t tokens) {
               (unsigned long long)id, client->prefilled, client->spec.prompt_count, client->cached);
 }
 
+static const int32_t *tokens_of(void *ctx, uint64_t id) {
+    struct sim_world *world = ctx;
+    return sim_client_of(&world->clients, id)->tokens;
+}
+
 // Tenants that keep to themselves see nothing of each other.
 static void on_worker_shares(void *ctx, uint64_t id, uint64_t writer) {
     struct sim_world *world = ctx;
@@ -478,6 +522,10 @@ static void on_resync(void *ctx, uint32_t connection) {
     group->state = SIM_GROUP_JOINING;
     group->away_us = world->now_us;
     group->join_us = world->now_us + REJOIN_US;
+    if (group->join_us < group->stall_until) {
+        group->join_us = group->stall_until;    // it does not hear that it is to begin again
+    }
+    group->kept = true;
     sim_events_add(&world->events, group->join_us, SIM_EVENT_JOIN, group_index, NULL);
 }
 
@@ -567,6 +615,7 @@ static void take_result(struct sim_world *world, struct sim_message *message) {
     struct sim_group *group = &world->groups[message->group];
     bool current = group->state == SIM_GROUP_UP && message->connection == group->connection &&
                    message->result.epoch == group->epoch;
+    current = current && message->completes;
     if (current && message->result.status == RESULT_STATUS_OK &&
         message->result.seq > group->completed_seq) {
         group->completed_seq = message->result.seq;
@@ -583,10 +632,11 @@ static void take_result(struct sim_world *world, struct sim_message *message) {
     }
     message->next = world->delivered;
     world->delivered = message;
-    sim_core_result(world->core, message->connection, &message->result);
+    sim_core_result(world->core, message->connection, message->rank, &message->result);
     if (message->resized && current && !sim_core_full(world->core)) {
-        sim_core_ready(world->core, message->group, message->connection, message->result.epoch,
-                       &message->capacity);
+        sim_core_ready(world->core, &(struct sim_ready){message->group, message->connection,
+                                                        message->result.epoch, world->options.ranks,
+                                                        true, &message->capacity});
     }
 }
 
@@ -608,9 +658,15 @@ static void join(struct sim_world *world, uint32_t index) {
     group->deaf = false;
     group->last_arrival = world->now_us;
     group->busy_until = world->now_us;
-    sim_worker_reset(group->worker, group->epoch, sim_worker_capacity(group->worker)->kv_blocks);
-    sim_core_ready(world->core, index, group->connection, group->epoch,
-                   sim_worker_capacity(group->worker));
+    const struct message_capacity *capacity = sim_worker_capacity(group->worker);
+    if (group->kept) {
+        sim_worker_resume(group->worker, group->epoch);
+    } else {
+        sim_worker_reset(group->worker, group->epoch, capacity->kv_blocks);
+    }
+    sim_core_ready(world->core, &(struct sim_ready){index, group->connection, group->epoch,
+                                                    world->options.ranks, group->kept, capacity});
+    group->kept = true;    // until a death that takes it along
     world->progress_us = world->now_us;
     world->fault_us = first ? world->fault_us : world->now_us;
 }
@@ -628,7 +684,13 @@ void sim_world_kill(struct sim_world *world, uint32_t index, uint64_t away_us, u
     sim_events_add(&world->events, world->now_us + seen_us, SIM_EVENT_LOST, group->connection,
                    NULL);
     group->join_us = world->now_us + away_us;
-    sim_worker_reset(group->worker, 0, blocks);
+    group->kept = group->kept && blocks == sim_worker_capacity(group->worker)->kv_blocks &&
+                  rng_unit(&world->rng) >= world->options.faults.kv_lost;
+    if (group->kept) {
+        sim_worker_resume(group->worker, 0);
+    } else {
+        sim_worker_reset(group->worker, 0, blocks);
+    }
     sim_events_add(&world->events, group->join_us, SIM_EVENT_JOIN, index, NULL);
     arm_timer(world);
 }

@@ -32,11 +32,15 @@ struct sim_faults {
     double storm_s;        // half of the clients leave at once
     double doubled;        // share of results that come twice, the second one late
     double slow_join;      // share of joins that take longer than a recovery may
+    double part_s;         // a rank draws something else than the others
+    double mute_s;         // one rank's answer never comes, nothing tells
+    double kv_lost;        // share of deaths that take the KV with them
 };
 
 struct sim_world_options {
     uint64_t seed;
     uint32_t groups;
+    uint32_t ranks;    // of each group; 0: 1
     uint32_t waiting_max;
     uint32_t depth;                // plans that may be outstanding
     struct plan_limits machine;    // of each group
@@ -72,6 +76,9 @@ struct sim_group {
     uint64_t refused_seq;    // 0: none since the last that was done
     uint64_t stall_until;    // it does nothing before
     bool deaf;               // loses the next plan
+    bool mute;               // of the next answer one rank's part is lost
+    bool parted;             // in the next answer one rank differs
+    bool kept;               // the KV outlived the last death
     bool silent;             // has lost one in this epoch
     bool odd;                // slow or narrow for a while
     uint32_t *slots;         // [seqs] clients that plans admitted there; SIM_NEVER
