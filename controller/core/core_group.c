@@ -318,7 +318,6 @@ static void look_ahead(const struct request *entries, uint32_t index) {
     }
     const struct request *request = &entries[index];
     __builtin_prefetch(&request->tokens[request->known], 1);
-    __builtin_prefetch(&request->spec);
 }
 
 static void take_row(struct core *core, struct group *g, struct request *entries,
@@ -342,8 +341,8 @@ static void take_row(struct core *core, struct group *g, struct request *entries
     bool first = !row->is_prompt && row->position == request->prompt_count;
     struct core_action action;    // the largest kind is much larger: not zeroed for every token
     action.kind = CORE_ACTION_TOKEN;
-    action.token.id = request->spec.id;
-    action.token.class_ = request->spec.class_;
+    action.token.id = request->id;
+    action.token.class_ = (enum request_class)request->class_;
     action.token.prefill_us = first ? core->now_us - request->admitted_us : 0;
     action.token.row = row;
     action.token.is_stop_token = stop;
@@ -381,10 +380,10 @@ static bool result_fits(const struct core *core, const struct group *g,
         }
         if (!row->is_prompt) {
             // One generated row per sequence and step: a second one would not continue the log.
-            if (request->answered_seq == result->seq) {
+            if (request->answered_seq == (uint32_t)result->seq) {
                 return false;
             }
-            request->answered_seq = result->seq;
+            request->answered_seq = (uint32_t)result->seq;
         }
     }
     return true;

@@ -142,6 +142,8 @@ uint32_t request_table_add(struct request_table *table, const struct core_reques
     request->known = spec->prompt_count + spec->resumed_count;
     request->prompt_count = spec->prompt_count;
     request->tokens = spec->tokens;
+    request->id = spec->id;
+    request->class_ = (uint8_t)spec->class_;
     request->want_logprobs = spec->sampling.want_logprobs;
     request->stop_count = (uint8_t)spec->sampling.stop_token_count;
     request->stop_first = spec->sampling.stop_tokens[0];

@@ -42,8 +42,8 @@ struct request {
     bool guaranteed;          // never evicted; best-effort ones become it once evicted too often
     bool want_logprobs;       // of spec.sampling
     uint8_t stop_count;       // of spec.sampling
-    uint16_t resumes;         // times its group was lost while it got no further
-    uint32_t slot;            // while running
+    uint8_t resumes;          // times its group was lost while it got no further
+    uint8_t class_;           // of spec
     uint32_t block_count;     // while running
     uint32_t known;           // tokens in the log: prompt and outputs
     uint32_t computed;        // positions whose KV a completed step has written
@@ -52,9 +52,11 @@ struct request {
     uint32_t publish_at;      // positions computed at which a block can be found by others
     int32_t stop_first;       // the first stop token
     uint32_t prompt_count;    // of spec
+    uint32_t answered_seq;    // low bits of the plan whose result brought its last token
     int32_t *tokens;          // of spec
-    uint64_t answered_seq;    // plan whose result brought its last token
+    struct request_id id;     // of spec
 
+    uint32_t slot;           // while running
     uint32_t group;          // index of the group that serves it
     uint32_t prefill_end;    // tokens of the log at admission: chunks end there
     uint64_t chunk_step;     // of the step that planned its last chunk
@@ -76,7 +78,7 @@ struct request {
     struct safety_claim claim;    // as registered in the safety tree, while running
     uint32_t next;                // in the free list
 };
-_Static_assert(offsetof(struct request, group) <= 64, "the hot part fits a cache line");
+_Static_assert(offsetof(struct request, slot) <= 64, "the hot part fits a cache line");
 
 struct request_table;
 

@@ -21,7 +21,7 @@ enum status scheduler_create(const struct scheduler_options *options, struct sch
     s->requests = request_table_entries(options->requests);
     s->slots = memory_array(options->seqs_max, sizeof *s->slots);
     s->free_slots = memory_array(options->seqs_max, sizeof *s->free_slots);
-    s->order = memory_array(options->seqs_max, sizeof *s->order);
+    s->order = memory_array(2 * (size_t)options->seqs_max, sizeof *s->order);
     // Touched only as far as sequences grow: most of it never becomes resident.
     s->block_ids =
         memory_array((size_t)options->seqs_max * options->blocks_per_seq_max, sizeof *s->block_ids);
@@ -331,6 +331,7 @@ void scheduler_clear_suspects(struct scheduler *s) {
 static void plan_step(struct scheduler *s, struct step_plan *plan, uint64_t seq) {
     open_step(s);
     scheduler_evict(s, seq);
+    scheduler_close_order(s);
     plan_retirements(s, plan);
     uint32_t restated = scheduler_restate(s, plan);
     uint32_t rows = plan_decodes(s, plan);
@@ -478,15 +479,22 @@ void scheduler_leave_slot(struct scheduler *s, struct request *request) {
     request->planned = 0;
 }
 
+void scheduler_close_order(struct scheduler *s) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < s->order_count && s->order_count > s->running; i++) {
+        uint32_t slot = s->order[i];
+        if (slot != SLOT_NONE) {
+            s->slots[slot].order_at = count;
+            s->order[count++] = slot;
+        }
+    }
+    s->order_count = s->running;
+}
+
 static void leave_order(struct scheduler *s, uint32_t slot) {
-    uint32_t at = 0;
-    while (s->order[at] != slot) {
-        at++;
-        INVARIANT(at < s->running);
-    }
-    for (; at + 1 < s->running; at++) {
-        s->order[at] = s->order[at + 1];
-    }
+    uint32_t at = s->slots[slot].order_at;
+    INVARIANT(at < s->order_count && s->order[at] == slot);
+    s->order[at] = SLOT_NONE;
     s->running--;
 }
 
@@ -534,7 +542,10 @@ const struct cost_model *scheduler_cost(const struct scheduler *s) {
 
 void scheduler_count(const struct scheduler *s, struct scheduler_counts *out) {
     *out = (struct scheduler_counts){0};
-    for (uint32_t i = 0; i < s->running; i++) {
+    for (uint32_t i = 0; i < s->order_count; i++) {
+        if (s->order[i] == SLOT_NONE) {
+            continue;
+        }
         const struct request *request = &s->requests[s->slots[s->order[i]].request];
         out->prefilling += request->state == REQUEST_PREFILLING ? 1 : 0;
         out->decoding += request->state == REQUEST_DECODING ? 1 : 0;
@@ -552,9 +563,14 @@ void scheduler_audit(const struct scheduler *s) {
     waiting_line_audit(s->waiting);
     uint64_t held = 0, prefill = 0;
     uint32_t paused = 0, best_effort = 0, untold = 0;
-    for (uint32_t i = 0; i < s->running; i++) {
+    uint32_t running = 0;
+    for (uint32_t i = 0; i < s->order_count; i++) {
         uint32_t slot = s->order[i];
-        INVARIANT(slot < s->envelope.seqs);
+        if (slot == SLOT_NONE) {
+            continue;
+        }
+        running++;
+        INVARIANT(slot < s->envelope.seqs && s->slots[slot].order_at == i);
         const struct request *request = request_at(s->options.requests, s->slots[slot].request);
         INVARIANT(request->slot == slot);
         INVARIANT(request->known <= request->len_max);
@@ -583,6 +599,7 @@ void scheduler_audit(const struct scheduler *s) {
         }
         INVARIANT(owned == request->exclusive);
     }
+    INVARIANT(running == s->running && s->order_count <= 2 * s->options.seqs_max);
     INVARIANT(prefill == s->prefill_tokens);
     INVARIANT(paused == s->paused_count);
     INVARIANT(untold == s->untold);

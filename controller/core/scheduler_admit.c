@@ -330,7 +330,9 @@ static bool try_admit(struct scheduler *s, struct step_plan *plan, uint32_t inde
     }
     leave_line(s, index);
     s->free_slot_count--;
-    s->order[s->running++] = slot;
+    s->slots[slot].order_at = s->order_count;
+    s->order[s->order_count++] = slot;
+    s->running++;
     request->state = REQUEST_PREFILLING;
     request->slot = slot;
     request->cached = found * s->block_tokens;
@@ -402,7 +404,7 @@ static uint32_t admit_suspects(struct scheduler *s, struct step_plan *plan, uint
             !try_admit(s, plan, index)) {
             break;
         }
-        budget = scheduler_first_chunk(s, plan, s->order[s->running - 1], budget);
+        budget = scheduler_first_chunk(s, plan, s->order[s->order_count - 1], budget);
     }
     return budget;
 }
@@ -435,7 +437,7 @@ uint32_t scheduler_admit(struct scheduler *s, struct step_plan *plan, uint32_t b
     uint32_t holder = s->ticket;
     if (holder != REQUEST_NONE && budget > 0 && s->free_slot_count > 0 &&
         has_place(s, request_at(s->options.requests, holder)) && try_admit(s, plan, holder)) {
-        budget = scheduler_first_chunk(s, plan, s->order[s->running - 1], budget);
+        budget = scheduler_first_chunk(s, plan, s->order[s->order_count - 1], budget);
     }
     struct waiting_walk walk;
     waiting_walk_begin(s->waiting, &walk);
@@ -445,7 +447,7 @@ uint32_t scheduler_admit(struct scheduler *s, struct step_plan *plan, uint32_t b
             break;
         }
         if (try_admit(s, plan, index)) {
-            budget = scheduler_first_chunk(s, plan, s->order[s->running - 1], budget);
+            budget = scheduler_first_chunk(s, plan, s->order[s->order_count - 1], budget);
             waiting_walk_begin(s->waiting, &walk);
         } else {
             hold(s, index);
@@ -468,7 +470,10 @@ static bool loses_less(const struct request *a, const struct request *b) {
 // least, and holds most.
 static uint32_t choose_victim(struct scheduler *s, uint32_t spared) {
     uint32_t best = REQUEST_NONE;
-    for (uint32_t i = 0; i < s->running; i++) {
+    for (uint32_t i = 0; i < s->order_count; i++) {
+        if (s->order[i] == SLOT_NONE) {
+            continue;
+        }
         uint32_t index = s->slots[s->order[i]].request;
         const struct request *request = request_at(s->options.requests, index);
         if (request->guaranteed || index == spared) {
@@ -485,7 +490,10 @@ static uint32_t choose_victim(struct scheduler *s, uint32_t spared) {
 
 static uint32_t oldest_best_effort(struct scheduler *s) {
     uint32_t oldest = REQUEST_NONE;
-    for (uint32_t i = 0; i < s->running; i++) {
+    for (uint32_t i = 0; i < s->order_count; i++) {
+        if (s->order[i] == SLOT_NONE) {
+            continue;
+        }
         uint32_t index = s->slots[s->order[i]].request;
         const struct request *request = request_at(s->options.requests, index);
         if (!request->guaranteed &&

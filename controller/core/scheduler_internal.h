@@ -18,9 +18,12 @@ struct told {
     uint32_t blocks;
 };
 
+#define SLOT_NONE UINT32_MAX
+
 struct slot {
     uint32_t request;    // REQUEST_NONE: free, or still to be retired
     uint32_t gen;
+    uint32_t order_at;     // its place in the order, while it runs
     uint64_t told_step;    // that changed `told` last
     bool kept;    // its request's KV stands in the group from an epoch before; no plan told of it
     struct told told;       // once the plans sent so far are carried out
@@ -87,7 +90,10 @@ struct scheduler {
     uint32_t *free_slots;    // stack
     uint32_t free_slot_count;
     uint32_t *block_ids;    // [seqs_max, blocks_per_seq_max]
-    uint32_t *order;        // [seqs_max] running slots, in order of admission
+    // Running slots in order of admission, and SLOT_NONE where one has ended since the last
+    // scheduler_close_order.
+    uint32_t *order;    // [2 * seqs_max]
+    uint32_t order_count;
     uint32_t running;
     // Of the group, once a worker is there.
     struct envelope envelope;    // the worker's, lowered by the options
@@ -145,6 +151,8 @@ static inline struct flight *scheduler_open_flight(struct scheduler *s) {
     return &s->flights[(s->flight_first + s->flight_count) % SCHEDULER_DEPTH_MAX];
 }
 
+// The order without its holes: `running` entries.
+void scheduler_close_order(struct scheduler *s);
 // Free: without a request, and unknown to the worker.
 void scheduler_list_free_slots(struct scheduler *s);
 // Without its blocks, which the caller has disposed of.

@@ -5,6 +5,7 @@
 
 uint32_t scheduler_pool_floor(struct scheduler *s) {
     uint32_t floor = scheduler_live_blocks(s) + safety_tree_demand(s->safety);
+    scheduler_close_order(s);
     for (uint32_t i = 0; i < request_table_max(s->options.requests); i++) {
         if (waiting_line_holds(s->waiting, i)) {
             const struct request *request = request_at(s->options.requests, i);

@@ -30,6 +30,7 @@ struct undone {
 // back to the line, unless its KV stands there from before.
 static struct undone fall_back(struct scheduler *s) {
     struct undone undone = {.suspect = REQUEST_NONE};
+    scheduler_close_order(s);
     // From the last admitted to the first, so that those who go back to the line keep their order.
     for (uint32_t i = s->running; i > 0; i--) {
         uint32_t slot = s->order[i - 1];
@@ -52,7 +53,7 @@ static struct undone fall_back(struct scheduler *s) {
         }
         if (!known && !s->slots[slot].kept) {
             take_back(s, slot);
-            s->running--;
+            s->order_count = --s->running;
             INVARIANT(i - 1 == s->running);    // admissions are the last in the order
         }
     }
@@ -114,7 +115,8 @@ static void go_on_from_log(struct scheduler *s, struct request *request) {
 
 // No plan can carry all tokens of the longest ones, where penalties count them: they start over.
 static void give_up_long_histories(struct scheduler *s) {
-    for (uint32_t i = s->running; i > 0; i--) {
+    scheduler_close_order(s);
+    for (uint32_t i = s->order_count; i > 0; i--) {
         uint32_t index = s->slots[s->order[i - 1]].request;
         struct request *request = request_at(s->options.requests, index);
         if (sampling_uses_history(&request->spec.sampling) &&
@@ -196,6 +198,7 @@ uint32_t scheduler_restate(struct scheduler *s, struct step_plan *plan) {
 void scheduler_stop(struct scheduler *s) {
     s->flight_count = 0;
     s->envelope.seqs = 0;    // nothing of this worker is found any more
+    scheduler_close_order(s);
     while (s->running > 0) {
         uint32_t slot = s->order[--s->running];
         uint32_t index = s->slots[slot].request;
@@ -207,6 +210,7 @@ void scheduler_stop(struct scheduler *s) {
         s->slots[slot].request = REQUEST_NONE;
         scheduler_enter(s, index);
     }
+    s->order_count = 0;
     scheduler_clear_suspects(s);    // of the worker that is gone
     s->move_count = 0;
     s->move_blocks = 0;
