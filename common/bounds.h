@@ -158,9 +158,13 @@
 #define BOUND_AWAY_US (2u * 1000 * 1000)
 // Predicted time of a step behind which another plan may wait. Longer: plans go one by one.
 #define BOUND_PIPELINED_STEP_US (50u * 1000)
-// A step past its deadline by so much has no result coming: a new epoch. Twice as much after every
-// such loss without a step in between, up to 2^BOUND_STEP_LOST_DOUBLINGS times.
-#define BOUND_STEP_LOST_US (2u * 1000 * 1000)
+// The deadline of a step is six times its predicted time, and never earlier; a first one's, which
+// nothing predicts.
+#define BOUND_STEP_DEADLINE_US (500u * 1000)
+#define BOUND_STEP_DEADLINE_FIRST_US (30u * 1000 * 1000)
+// A step past its deadline by so much has no result coming: a new epoch. After every such loss
+// without a step in between both are doubled, up to BOUND_STEP_LOST_DOUBLINGS times.
+#define BOUND_STEP_LOST_US (1000u * 1000)
 #define BOUND_STEP_LOST_DOUBLINGS 4u
 // A lost group's requests keep their KV so long while another group could take them over.
 #define BOUND_KV_AWAY_US (3u * 1000 * 1000)

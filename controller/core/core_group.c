@@ -515,23 +515,38 @@ void group_take_result(struct core *core, struct group *g, uint32_t rank,
     rank_answers_keep(g->answers);
 }
 
-// A step is overdue past six times its predicted time, and never before a second.
-uint64_t group_overdue_us(const struct group *g, uint64_t now_us) {
+// How long the oldest plan is out, since it could begin, and how long it may be.
+static bool step_times(const struct group *g, uint64_t now_us, uint64_t *elapsed_us,
+                       uint64_t *allowed_us) {
     const struct outstanding *plan = oldest(g);
     if (plan == NULL) {
-        return 0;
+        return false;
     }
     uint64_t predicted = (uint64_t)(6.0 * plan->predicted_us);
     // Without experience any step may take long: the first one of a large model, for example.
-    uint64_t floor_us = g->learnt ? 1000 * 1000 : 30u * 1000 * 1000;
+    uint64_t floor_us = g->learnt ? BOUND_STEP_DEADLINE_US : BOUND_STEP_DEADLINE_FIRST_US;
     if (scheduler_pool_answering(g->scheduler)) {
         floor_us = BOUND_RESIZE_US;
     }
-    uint64_t allowed = predicted > floor_us ? predicted : floor_us;
+    *allowed_us = predicted > floor_us ? predicted : floor_us;
     // It began when it was sent, or when the one before it was done.
     uint64_t begun_us = plan->sent_us > g->answered_us ? plan->sent_us : g->answered_us;
-    uint64_t elapsed = now_us - begun_us;
-    return elapsed > allowed ? elapsed - allowed : 0;
+    *elapsed_us = now_us - begun_us;
+    return true;
+}
+
+uint64_t group_overdue_us(const struct group *g, uint64_t now_us) {
+    uint64_t elapsed_us = 0, allowed_us = 0;
+    bool out = step_times(g, now_us, &elapsed_us, &allowed_us);
+    return out && elapsed_us > allowed_us ? elapsed_us - allowed_us : 0;
+}
+
+// Its result will not come: a message was lost, or a rank hangs. Or it is slower than ever before,
+// which more patience finds out.
+static bool is_step_lost(const struct group *g, uint64_t now_us) {
+    uint64_t elapsed_us = 0, allowed_us = 0;
+    return step_times(g, now_us, &elapsed_us, &allowed_us) &&
+           elapsed_us > (allowed_us + BOUND_STEP_LOST_US) << g->late_losses;
 }
 
 // ---- plans -------------------------------------------------------------------------------------
@@ -626,9 +641,7 @@ void group_finish_running(struct core *core, struct group *g, enum finish_reason
 }
 
 void group_turn(struct core *core, struct group *g) {
-    if (group_overdue_us(g, core->now_us) > (uint64_t)BOUND_STEP_LOST_US << g->late_losses) {
-        // Its result will not come: a message was lost, or the worker hangs. Or it is slower than
-        // ever before, which more patience finds out.
+    if (is_step_lost(g, core->now_us)) {
         g->late_losses = u32_min(g->late_losses + 1, BOUND_STEP_LOST_DOUBLINGS);
         resync(core, g, true);
     }
