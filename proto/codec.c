@@ -309,6 +309,7 @@ enum status codec_plan_encode(const struct plan *plan, struct arena *scratch, st
     Tare__StepPlan message = TARE__STEP_PLAN__INIT;
     message.decode_rows = plan->decode_rows;
     message.kv_blocks = plan->kv_blocks;
+    message.undone = plan->undone;
     if (!admits_encode(plan, scratch, &message) || !changes_encode(plan, scratch, &message) ||
         !moves_encode(plan, scratch, &message)) {
         return no_memory(err);
@@ -428,6 +429,7 @@ enum status codec_plan_decode(const struct message_header *header, const uint8_t
         .seq = header->seq,
         .decode_rows = in->decode_rows,
         .kv_blocks = in->kv_blocks,
+        .undone = in->undone,
     };
     TRY(moves_decode(in, arena, out, err));
     TRY(admits_decode(in, arena, out, err));

@@ -174,6 +174,10 @@ static enum status check_moves(const struct plan *plan, const struct plan_limits
     return STATUS_OK;
 }
 
+bool plan_follows(const struct plan *plan, uint64_t applied_seq) {
+    return plan->undone < plan->seq && plan->seq - 1 - plan->undone == applied_seq;
+}
+
 enum status plan_validate(const struct plan *plan, const struct plan_limits *limits,
                           struct error *err) {
     uint32_t seqs = limits->envelope.seqs;

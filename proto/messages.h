@@ -138,6 +138,9 @@ struct plan {
     uint64_t group;
     uint64_t epoch;
     uint64_t seq;    // 1, 2, 3 ... within an epoch
+    // So many plans right before it were refused, and are not part of the state that it changes: it
+    // is carried out by whoever has applied plan seq - 1 - undone last, and by nobody else.
+    uint32_t undone;
     // Implicit decode rows of this step, as the controller counts them: a check.
     uint32_t decode_rows;
     // After the step the pool is to have so many blocks, and the worker answers with a capacity
@@ -300,6 +303,8 @@ struct plan_limits {
     uint32_t kv_blocks;
     uint32_t vocabulary;
 };
+// Whether the plan goes on from plan `applied_seq`.
+bool plan_follows(const struct plan *plan, uint64_t applied_seq);
 enum status plan_validate(const struct plan *plan, const struct plan_limits *limits,
                           struct error *err) MUST_USE;
 // Penalties look at the tokens of a sequence.

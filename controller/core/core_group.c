@@ -269,6 +269,7 @@ void group_take_ready(struct core *core, struct group *g, const struct core_inpu
     g->worker = input->ready.worker;
     g->epoch = input->ready.epoch;
     g->next_seq = 1;
+    g->base_seq = 0;
     forget_plans(g, input->ready.world);
     g->condemned = false;
     g->answered_us = core->now_us;
@@ -407,9 +408,9 @@ static void finish_scored(struct core *core, struct group *g) {
 }
 
 // A refused plan costs itself, and those sent behind it, which the worker did not do either: they
-// never happened, its number is used again, the work comes back in smaller parts. Only where the
-// slots are no longer the same on both sides a new epoch helps.
-static void take_refusal(struct core *core, struct group *g, uint64_t refused_seq) {
+// never happened, the next plan goes on from the one before, the work comes back in smaller parts.
+// Only where the slots are no longer the same on both sides a new epoch helps.
+static void take_refusal(struct core *core, struct group *g) {
     core->counters.plan_refusals++;
     uint32_t guilty = REQUEST_NONE;
     enum scheduler_refusal refusal = scheduler_refuse(g->scheduler, &guilty);
@@ -420,7 +421,7 @@ static void take_refusal(struct core *core, struct group *g, uint64_t refused_se
         resync(core, g, true);
         return;
     }
-    g->next_seq = refused_seq;
+    g->base_seq = g->refused_base;
     if (refusal == SCHEDULER_REFUSAL_GUILTY) {
         g->condemned = true;
         core_finish(core, guilty, FINISH_REASON_REFUSED);
@@ -443,11 +444,10 @@ static void take_undone(struct core *core, struct group *g, const struct step_re
         resync(core, g, false);
         return;
     }
-    uint64_t first = g->refused_seq;
     pop_oldest(core, g);
     if (g->outstanding_count == 0) {
         g->refused = false;
-        take_refusal(core, g, first);
+        take_refusal(core, g);
     }
 }
 
@@ -457,7 +457,7 @@ static void take_answer(struct core *core, struct group *g, const struct step_re
     INVARIANT(plan != NULL && result->seq == plan->seq);
     if (result->status == RESULT_STATUS_REFUSED && !g->refused) {
         g->refused = true;
-        g->refused_seq = result->seq;
+        g->refused_base = plan->base_seq;
     }
     if (g->refused) {
         take_undone(core, g, result);
@@ -598,21 +598,24 @@ static bool send_plan(struct core *core, struct group *g) {
     if (!scheduler_plan(g->scheduler, core->plan, g->next_seq, core->now_us)) {
         return false;
     }
-    const struct plan *plan = step_plan_finish(core->plan, g->id, g->epoch, g->next_seq);
+    struct plan_place place = {g->id, g->epoch, g->next_seq, g->base_seq};
+    const struct plan *plan = step_plan_finish(core->plan, &place);
     struct error err = {0};
     enum status status = plan_validate(plan, &g->limits, &err);
     INVARIANT(status == STATUS_OK);
     uint32_t at = (g->outstanding_first + g->outstanding_count++) % SCHEDULER_DEPTH_MAX;
     uint32_t rows = plan_rows(plan);
     g->outstanding[at] = (struct outstanding){
-        .seq = g->next_seq++,
+        .seq = g->next_seq,
+        .base_seq = g->base_seq,
         .sent_us = core->now_us,
         .rows = rows,
         .prompt_rows = rows - plan->decode_rows,
         .moves = plan->move_count,
         .predicted_us = scheduler_predicted_us(g->scheduler),
     };
-    rank_answers_sent(g->answers, g->next_seq - 1);
+    rank_answers_sent(g->answers, g->next_seq);
+    g->base_seq = g->next_seq++;
     core->counters.plans++;
     struct core_action action = {.kind = CORE_ACTION_SEND_PLAN,
                                  .send = {.worker = g->worker, .plan = plan}};

@@ -17,7 +17,7 @@
 
 // A plan that is out.
 struct outstanding {
-    uint64_t seq, sent_us;
+    uint64_t seq, base_seq, sent_us;
     uint32_t rows, prompt_rows, moves;
     double predicted_us;
 };
@@ -32,13 +32,14 @@ struct group {
     struct worker_id worker;
     uint64_t epoch;    // 0: never had a worker
     uint64_t next_seq;
+    uint64_t base_seq;    // the plan that the next one goes on from: the last that was not refused
     struct rank_answers *answers;
     struct outstanding outstanding[SCHEDULER_DEPTH_MAX];    // ring of plans without a result
     uint32_t outstanding_first, outstanding_count;
     uint64_t answered_us;    // when the last result came
     // A plan was refused: those behind it are not done either, and are waited for.
     bool refused;
-    uint64_t refused_seq;
+    uint64_t refused_base;    // that it went on from
     bool condemned;    // a request was failed for a refused plan, and no row was computed since
     bool learnt;       // a step was answered: predictions mean something
     uint32_t late_losses;      // by a step without an answer, since one was answered

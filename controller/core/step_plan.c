@@ -92,10 +92,11 @@ bool step_plan_empty(const struct step_plan *plan) {
            p->prefill_count == 0 && p->decode_rows == 0 && p->move_count == 0 && p->kv_blocks == 0;
 }
 
-const struct plan *step_plan_finish(struct step_plan *plan, uint64_t group, uint64_t epoch,
-                                    uint64_t seq) {
-    plan->plan.group = group;
-    plan->plan.epoch = epoch;
-    plan->plan.seq = seq;
+const struct plan *step_plan_finish(struct step_plan *plan, const struct plan_place *place) {
+    INVARIANT(place->base_seq < place->seq && place->seq - place->base_seq <= UINT32_MAX);
+    plan->plan.group = place->group;
+    plan->plan.epoch = place->epoch;
+    plan->plan.seq = place->seq;
+    plan->plan.undone = (uint32_t)(place->seq - 1 - place->base_seq);
     return &plan->plan;
 }

@@ -30,8 +30,11 @@ void step_plan_kv_blocks(struct step_plan *plan, uint32_t kv_blocks);
 void step_plan_decode_rows(struct step_plan *plan, uint32_t rows);
 
 bool step_plan_empty(const struct step_plan *plan);
+// Where a plan stands: it goes on from plan `base_seq`, and those between the two were refused.
+struct plan_place {
+    uint64_t group, epoch, seq, base_seq;
+};
 // Points into the builder; alive until the next reset.
-const struct plan *step_plan_finish(struct step_plan *plan, uint64_t group, uint64_t epoch,
-                                    uint64_t seq);
+const struct plan *step_plan_finish(struct step_plan *plan, const struct plan_place *place);
 
 #endif

@@ -554,7 +554,7 @@ void sim_worker_run(struct sim_worker *worker, const struct plan *plan, uint64_t
     worker->row_count = 0;
     worker->rows = rows;
     worker->completed_seq = completed_seq;
-    if (plan->seq != worker->applied + 1) {
+    if (!plan_follows(plan, worker->applied)) {
         answer(worker, plan, RESULT_STATUS_GAP, out);
         return;
     }

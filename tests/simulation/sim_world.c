@@ -205,7 +205,7 @@ static bool fault_is_due(const struct sim_world *world, const struct sim_client 
 // ---- what the core says ------------------------------------------------------------------------
 
 static uint64_t fold_plan(uint64_t digest, const struct plan *plan) {
-    digest = sim_fold(digest, plan->group);
+    digest = sim_fold(digest, plan->group ^ (uint64_t)plan->undone << 32);
     digest = sim_fold(digest, plan->epoch);
     digest = sim_fold(digest, plan->seq);
     digest = sim_fold(digest, (uint64_t)plan->decode_rows << 32 | plan->kv_blocks);
@@ -335,9 +335,7 @@ static void send_result(struct sim_world *world, struct sim_group *group,
     bool whole = !group->mute && !group->parted;
     arrival = send_ranks(world, group, message, arrival);
     group->last_arrival = arrival;
-    // Results are kept and said again for plans that were applied; a refused one was not.
-    if (whole && message->result.status == RESULT_STATUS_OK &&
-        rng_unit(&world->rng) < world->options.faults.doubled) {
+    if (whole && rng_unit(&world->rng) < world->options.faults.doubled) {
         arrival += rng_below(&world->rng, 5 * 1000 * 1000);
         sim_events_add(&world->events, arrival, SIM_EVENT_RESULT, group->index,
                        copy_message(world, group, message));

@@ -245,8 +245,8 @@ static void run(struct executor *executor, const struct plan *plan, struct step_
         refuse(executor, RESULT_STATUS_REFUSED, "plan of another epoch", out);
         return;
     }
-    if (plan->seq != executor->applied_seq + 1) {
-        refuse(executor, RESULT_STATUS_GAP, "plan is not the next one", out);
+    if (!plan_follows(plan, executor->applied_seq)) {
+        refuse(executor, RESULT_STATUS_GAP, "plan goes on from another one", out);
         return;
     }
     uint64_t start_us = clock_monotonic_us();

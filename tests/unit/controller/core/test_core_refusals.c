@@ -108,6 +108,31 @@ START_TEST(a_worker_that_refuses_everything_gets_a_new_epoch) {
     world_deinit(&w);
 }
 END_TEST
+
+// A refusal that comes twice is not an answer to the plan that is made instead.
+START_TEST(a_doubled_refusal_refuses_nothing_else) {
+    struct world w;
+    world_init(&w);
+    struct envelope secret = w.capacity.envelope;
+    secret.tokens = 3;
+    fake_worker_narrow(w.lanes[0].worker, &secret, -1);
+    worker_ready(&w);
+    submit(&w, arrive(&w, 40, 10));
+    for (int i = 0; i < 200 && w.lanes[0].plan_waits; i++) {
+        take_answer(&w);
+        lane_rank_answer(&w, 0, 0, 0);
+        lane_rank_answer(&w, 0, 0, 0);
+    }
+    ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 1);
+    ck_assert_uint_gt(core_counters(w.core)->plan_refusals, 1);
+    ck_assert_uint_eq(core_counters(w.core)->plan_refusals,
+                      fake_worker_refusals(w.lanes[0].worker));
+    ck_assert_uint_gt(core_counters(w.core)->results_stale, 10);
+    ck_assert(!w.resync);
+    world_deinit(&w);
+}
+END_TEST
+
 Suite *suite_core_refusals(void) {
     Suite *suite = suite_create("controller/core/refusals");
     TCase *tc = tcase_create("all");
@@ -116,6 +141,7 @@ Suite *suite_core_refusals(void) {
     tcase_add_test(tc, what_no_step_has_a_row_for_is_refused_at_once);
     tcase_add_test(tc, a_request_that_is_always_refused_fails_alone);
     tcase_add_test(tc, a_worker_that_refuses_everything_gets_a_new_epoch);
+    tcase_add_test(tc, a_doubled_refusal_refuses_nothing_else);
     suite_add_tcase(suite, tc);
     return suite;
 }

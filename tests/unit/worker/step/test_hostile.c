@@ -554,7 +554,7 @@ static void change(struct parts *p, struct rng *rng) {
 // What plans must have been refused for by the end.
 static const char *const reasons[] = {
     "plan of another epoch",
-    "plan is not the next one",
+    "plan goes on from another one",
     "admission into a used slot",
     "update of an unknown slot",
     "too many blocks for slot",
