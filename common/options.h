@@ -85,9 +85,12 @@
       "rows of one step: prompt tokens and decoding sequences together; auto: the most with "      \
       "which everything fits and the step's buffers stay within --workspace-budget (0: a 32nd "    \
       "of the device, at most 2 GiB)")                                                             \
-    X(TENSOR_PARALLEL_SIZE, "tensor-parallel-size", INT, "1", OPTION_SW_, "scheduler", 1, 8, NULL, \
+    X(TENSOR_PARALLEL_SIZE, "tensor-parallel-size", INT, "1", OPTION_ALL_, "scheduler", 1, 8,      \
+      NULL,                                                                                        \
       "ranks that share the model, each on a device of its own; more than 1 can be planned, not "  \
       "served yet (also --tp)")                                                                    \
+    X(GROUPS, "groups", INT, "1", OPTION_SC_, "scheduler", 1, 1024, NULL,                          \
+      "groups that serve the model, each with --tensor-parallel-size workers")                     \
     X(ROLE, "role", CHOICE, "mixed", OPTION_SW_, "scheduler", 0, 0, "mixed prefill decode",        \
       "what a group does: prefill captures no decode steps, decode takes prompts from others; "    \
       "others than mixed can be planned, not served yet")                                          \
@@ -149,10 +152,30 @@
       "print start-up text for people on standard error")                                          \
     X(RUN_DIR, "run-dir", STRING, NULL, OPTION_ALL_, "daemons", 0, 0, NULL,                        \
       "directory for sockets, mode 0700 (default: a fresh one under /tmp)")                        \
+    X(WORKER_BIND, "worker-bind", LIST, NULL, OPTION_SC_, "daemons", 0, 0, NULL,                   \
+      "tcp://HOST:PORT to await workers of other hosts on, besides the run directory: plans at "   \
+      "PORT, control at PORT + 1; repeatable; needs --worker-key-file and "                        \
+      "--worker-allow-file")                                                                       \
+    X(WORKER_KEY_FILE, "worker-key-file", STRING, NULL, OPTION_SC_, "daemons", 0, 0, NULL,         \
+      "the controller's own keys for --worker-bind, as `tare keygen` writes them")                 \
+    X(WORKER_ALLOW_FILE, "worker-allow-file", STRING, NULL, OPTION_SC_, "daemons", 0, 0, NULL,     \
+      "who may come by --worker-bind, one line each: NAME KEY role=worker ids=g0r0,g1r*")          \
+    X(INSECURE_BIND, "insecure-bind", BOOL, "false", OPTION_SC_, "daemons", 0, 0, NULL,            \
+      "allow --worker-bind on every network of the host (tcp://0.0.0.0, tcp://[::])")              \
+    X(TIMER_SCALE, "timer-scale", REAL, "1", OPTION_SC_, "daemons", 0.1, 1000, NULL,               \
+      "stretches the times after which a silent worker counts as lost, for slow machines")         \
     X(CONTROLLER, "controller", STRING, NULL, OPTION_PROGRAM_WORKER, "daemons", 0, 0, NULL,        \
-      "controller to join: ipc:///path/of/its/run-dir")                                            \
-    X(WORKER_ID, "worker-id", STRING, "worker-0", OPTION_PROGRAM_WORKER, "daemons", 0, 0, NULL,    \
-      "name of this worker in logs and metrics")
+      "controller to join: ipc:///path/of/its/run-dir, or its --worker-bind address")              \
+    X(CURVE_SECRET_FILE, "curve-secret-file", STRING, NULL, OPTION_PROGRAM_WORKER, "daemons", 0,   \
+      0, NULL, "this worker's own keys, to join by tcp")                                           \
+    X(CURVE_SERVER_KEY_FILE, "curve-server-key-file", STRING, NULL, OPTION_PROGRAM_WORKER,         \
+      "daemons", 0, 0, NULL, "the controller's public key, to join by tcp")                        \
+    X(GROUP, "group", INT, "0", OPTION_PROGRAM_WORKER, "daemons", 0, 1023, NULL,                   \
+      "index of the group it is one of")                                                           \
+    X(RANK, "rank", INT, "0", OPTION_PROGRAM_WORKER, "daemons", 0, 7, NULL,                        \
+      "its place in the group, below --tensor-parallel-size")                                      \
+    X(WORKER_ID, "worker-id", STRING, NULL, OPTION_PROGRAM_WORKER, "daemons", 0, 0, NULL,          \
+      "name of this worker in logs and metrics (default: g<GROUP>r<RANK>)")
 
 // Flags of vLLM, SGLang and llama.cpp that people type and that are not options here.
 // name, takes a value, treatment: NOTE (accepted, no effect) or REFUSE or ALIAS (value: ours), text

@@ -18,15 +18,14 @@
 #include "controller/model_text.h"
 #include "controller/net/worker_link.h"
 #include "controller/policy.h"
+#include "controller/run_dir.h"
 #include "controller/startup_text.h"
 #include "controller/stats.h"
 #include "controller/status_json.h"
 #include "controller/turn_watch.h"
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
@@ -71,9 +70,14 @@ struct controller {
     uint32_t filling;
     bool ticking;
     uint64_t tick_us;    // when it began: the time of all its actions
-    // A worker whose plan could not be sent, or whose epoch must begin anew.
+    uint32_t groups;     // driven; a group is a worker to the core
+    // Groups that a plan could not be sent to, or whose epoch must begin anew.
     bool resync_wanted;
-    struct worker_id resync_worker;
+    bool resync[BOUND_GROUPS];
+    struct run_dir *run_dir_lock;
+    struct link_key_pair link_keys;
+    struct link_allow *link_allow;
+    const char *binds[BOUND_NAMES];
     struct startup_bar bar;
     bool banner;
     bool announced;
@@ -149,6 +153,12 @@ static void tell_resized(struct controller *c, const struct core_action *action)
     admin_resized(c->admin, &outcome);
 }
 
+static void want_resync(struct controller *c, struct worker_id group) {
+    INVARIANT(group.value < c->groups);
+    c->resync_wanted = true;
+    c->resync[group.value] = true;
+}
+
 static void on_action(void *ctx, const struct core_action *action) {
     struct controller *c = ctx;
     uint64_t now_us = c->tick_us;
@@ -161,18 +171,18 @@ static void on_action(void *ctx, const struct core_action *action) {
         break;
     case CORE_ACTION_SEND_PLAN:
         input_log_plan(c->input_log, action->send.plan);
-        if (worker_link_send_plan(c->link, action->send.worker, action->send.plan, &plan_bytes,
-                                  &err) == STATUS_OK) {
+        if (worker_link_send_plan(c->link, action->send.worker.value, action->send.plan,
+                                  &plan_bytes, &err) == STATUS_OK) {
             stats_plan_sent(c->stats, action->send.plan, plan_bytes);
         } else {
             log_failure("controller", &err);
-            c->resync_wanted = true;
-            c->resync_worker = action->send.worker;
+            want_resync(c, action->send.worker);
         }
         break;
     case CORE_ACTION_RESYNC:
-        c->resync_wanted = true;
-        c->resync_worker = action->resync.worker;
+        log_warn("controller", "epoch given up group=%u late_ranks=0x%x",
+                 action->resync.worker.value, action->resync.missing);
+        want_resync(c, action->resync.worker);
         break;
     case CORE_ACTION_RESIZED:
         tell_resized(c, action);
@@ -190,6 +200,24 @@ static void on_action(void *ctx, const struct core_action *action) {
     case CORE_ACTION_REJECTED:
         api_on_action(c->api, action, now_us);
         break;
+    }
+}
+
+// New epochs for groups whose state is not ours.
+static void resync(struct controller *c) {
+    if (!c->resync_wanted) {
+        return;
+    }
+    c->resync_wanted = false;
+    for (uint32_t g = 0; g < c->groups; g++) {
+        if (c->resync[g]) {
+            c->resync[g] = false;
+            struct core_input lost = {.kind = CORE_INPUT_WORKER_LOST,
+                                      .lost = {{g}, "its state was not ours"}};
+            enqueue(c, &lost);
+            worker_link_welcome_again(c->link, g);
+            api_on_worker_lost(c->api);
+        }
     }
 }
 
@@ -211,14 +239,7 @@ static void tick(struct controller *c) {
         queue->request_count = 0;
         uint64_t end_us = clock_monotonic_us();
         stats_turn(c->stats, STATS_PHASE_TICK, end_us - begin_us);
-        if (c->resync_wanted) {
-            c->resync_wanted = false;
-            struct core_input lost = {.kind = CORE_INPUT_WORKER_LOST,
-                                      .lost = {c->resync_worker, "its state was not ours"}};
-            enqueue(c, &lost);
-            worker_link_welcome_again(c->link, c->resync_worker);
-            api_on_worker_lost(c->api);
-        }
+        resync(c);
         api_turn_end(c->api, end_us);
         if (c->queues[c->filling].count == 0) {
             break;
@@ -388,10 +409,13 @@ static void on_access(void *ctx, const struct api_access *access) {
 
 // ---- from the workers --------------------------------------------------------------------------
 
-static void on_progress(void *ctx, struct worker_id worker,
+// Ranks start alike: the first one speaks for all.
+static void on_progress(void *ctx, uint32_t group, uint32_t rank,
                         const struct message_progress *progress) {
-    (void)worker;
     struct controller *c = ctx;
+    if (group != 0 || rank != 0) {
+        return;
+    }
     api_on_progress(c->api, progress);
     if (c->banner) {
         struct buf text;
@@ -426,15 +450,20 @@ static void announce(struct controller *c, const struct message_capacity *capaci
     c->announced = true;
 }
 
-static void on_ready(void *ctx, struct worker_id worker, uint64_t epoch,
-                     const struct message_capacity *capacity) {
+static void on_ready(void *ctx, const struct worker_link_ready *ready) {
     struct controller *c = ctx;
-    struct core_input input = {.kind = CORE_INPUT_WORKER_READY,
-                               .ready = {worker, capacity, epoch, 0, 1, false}};
+    const struct message_capacity *capacity = ready->capacity;
+    struct core_input input = {
+        .kind = CORE_INPUT_WORKER_READY,
+        .ready =
+            {{ready->group}, capacity, ready->epoch, ready->group, ready->world, ready->kv_kept},
+    };
     enqueue_surely(c, &input);
     tick(c);
     follow_pool(c);
-    log_info("controller", "ready kv_tokens=%llu context=%u threads=%u",
+    log_info("controller",
+             "ready group=%u epoch=%llu world=%u kv_kept=%d kv_tokens=%llu context=%u threads=%u",
+             ready->group, (unsigned long long)ready->epoch, ready->world, (int)ready->kv_kept,
              (unsigned long long)capacity->kv_blocks * capacity->block_tokens,
              capacity->envelope.seq_tokens, capacity->threads);
     if (!c->announced) {
@@ -442,25 +471,28 @@ static void on_ready(void *ctx, struct worker_id worker, uint64_t epoch,
     }
 }
 
-static void on_lost(void *ctx, struct worker_id worker, const char *reason, uint32_t exit_code) {
+static void on_lost(void *ctx, uint32_t group, const char *reason, uint32_t exit_code) {
     struct controller *c = ctx;
-    struct core_input input = {.kind = CORE_INPUT_WORKER_LOST, .lost = {worker, reason}};
+    struct core_input input = {.kind = CORE_INPUT_WORKER_LOST, .lost = {{group}, reason}};
     enqueue_surely(c, &input);
     tick(c);
     api_on_worker_lost(c->api);
     // A start that failed for a reason that another try will not change ends the service.
     if (exit_code != 0 && !c->announced) {
-        log_error("controller", "the worker cannot start reason=\"%s\"", reason);
+        log_error("controller", "a worker cannot start group=%u reason=\"%s\"", group, reason);
         api_set_failed(c->api, reason);
         c->exit_code = (int)exit_code;
         c->closed = true;
     }
 }
 
-static void on_result(void *ctx, struct worker_id worker, const struct step_result *result) {
+// All ranks answer, the first one with what was drawn.
+static void on_result(void *ctx, uint32_t group, uint32_t rank, const struct step_result *result) {
     struct controller *c = ctx;
-    stats_step_done(c->stats, result);
-    struct core_input input = {.kind = CORE_INPUT_RESULT, .result = {worker, 0, result}};
+    if (rank == 0) {
+        stats_step_done(c->stats, result);
+    }
+    struct core_input input = {.kind = CORE_INPUT_RESULT, .result = {{group}, rank, result}};
     enqueue_surely(c, &input);
     tick(c);    // the result is alive during this call only
 }
@@ -529,7 +561,8 @@ static enum status create_core(struct controller *c, struct error *err) {
         .blocks_max = BOUND_BLOCKS,
         .group = 1,
         .depth = (uint32_t)config_int(c->config, OPTION_PIPELINE_DEPTH),
-        .groups_max = 1,
+        .groups_max = c->groups,
+        .ranks_max = (uint32_t)config_int(c->config, OPTION_TENSOR_PARALLEL_SIZE),
         .tenant_max = KEYS_ACCOUNTS + 1,
     };
     TRY(policy_load(c->config, &config.policy, err));
@@ -644,22 +677,37 @@ static enum status open_server(struct controller *c, struct uv_loop_s *loop, str
     return status;
 }
 
+// Workers of other hosts come with keys.
+static enum status load_link_keys(struct controller *c, uint32_t *bind_count, struct error *err) {
+    const char *secret = config_string(c->config, OPTION_WORKER_KEY_FILE);
+    const char *allow = config_string(c->config, OPTION_WORKER_ALLOW_FILE);
+    TRY(take_list(c, OPTION_WORKER_BIND, c->binds, bind_count, err));
+    if (secret != NULL) {
+        TRY(link_key_file_read(secret, true, &c->link_keys, err));
+    }
+    return allow != NULL ? link_allow_load(allow, &c->link_allow, err) : STATUS_OK;
+}
+
 static enum status open_links(struct controller *c, struct error *err) {
     const char *run_dir = config_string(c->config, OPTION_RUN_DIR);
     if (run_dir == NULL) {
         return error_set(err, STATUS_INVALID,
                          "--run-dir is missing: a directory for the worker's sockets");
     }
-    if (mkdir(run_dir, 0700) != 0 && errno != EEXIST) {
-        return error_set_os(err, STATUS_IO, "run directory '%s' cannot be made", run_dir);
-    }
+    TRY(run_dir_take(run_dir, &c->run_dir_lock, err));
     snprintf(c->run_dir, sizeof c->run_dir, "%s", run_dir);
     struct worker_link_options options = {
         .run_dir = run_dir,
         .sink = {c, on_progress, on_ready, on_lost, on_result},
-        // Later starts begin above earlier ones: a millisecond holds far more than one epoch apart.
-        .first_epoch = clock_unix_ms(),
+        .groups = c->groups,
+        .world = (uint32_t)config_int(c->config, OPTION_TENSOR_PARALLEL_SIZE),
+        .timer_scale = config_real(c->config, OPTION_TIMER_SCALE),
+        .binds = c->binds,
+        .wildcard_allowed = config_bool(c->config, OPTION_INSECURE_BIND),
     };
+    TRY(load_link_keys(c, &options.bind_count, err));
+    options.keys = c->link_keys.secret_key[0] != '\0' ? &c->link_keys : NULL;
+    options.allow = c->link_allow;
     return worker_link_open(&options, &c->link, err);
 }
 
@@ -684,6 +732,7 @@ enum status controller_create(const struct config *config, struct uv_loop_s *loo
         return error_set(err, STATUS_EXHAUSTED, "no memory for a controller");
     }
     c->config = config;
+    c->groups = (uint32_t)config_int(config, OPTION_GROUPS);
     c->start_us = clock_monotonic_us();
     c->banner = config_bool(config, OPTION_BANNER);
     startup_bar_init(&c->bar, isatty(STDERR_FILENO) == 1);
@@ -724,14 +773,9 @@ void controller_destroy(struct controller *c) {
     access_log_deinit(&c->access_log);
     admin_destroy(c->admin);
     worker_link_close(c->link);
-    if (c->run_dir[0] != '\0') {
-        static const char *const names[] = {"plan.sock", "control.sock", "admin.sock"};
-        char path[PATH_BYTES + 32];
-        for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-            snprintf(path, sizeof path, "%s/%s", c->run_dir, names[i]);
-            unlink(path);
-        }
-    }
+    run_dir_leave(c->run_dir_lock);
+    link_allow_destroy(c->link_allow);
+    explicit_bzero(&c->link_keys, sizeof c->link_keys);
     api_destroy(c->api);
     stats_destroy(c->stats);
     core_destroy(c->core);

@@ -32,7 +32,7 @@ enum status controller_create(const struct config *config, struct uv_loop_s *loo
 enum status controller_check(const struct config *config, struct error *err) MUST_USE;
 void controller_destroy(struct controller *controller);    // accepts NULL
 
-enum { CONTROLLER_FDS = 2 };
+enum { CONTROLLER_FDS = 3 };
 int controller_fd(const struct controller *controller, uint32_t index);    // poll for reading
 
 // Before the loop sleeps. True: there is more to do at once, so it should not sleep.

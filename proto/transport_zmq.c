@@ -3,9 +3,12 @@
 
 #include "common/invariant.h"
 #include "common/memory.h"
+#include "proto/transport_zap.h"
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zmq.h>
@@ -13,22 +16,109 @@
 struct transport {
     void *context;
     void *socket;
+    void *monitor;    // receives what happens to connections
+    struct zap *zap;
     bool listens;
-    int fd;
+    int fd, events_fd;
     size_t message_bytes_max;
+    char user[LINK_NAME_BYTES];
+    struct transport_faults faults;
 };
 
+#define MONITOR_ADDRESS "inproc://events"
+
+// ---- addresses ---------------------------------------------------------------------------------
+
+bool transport_address_is_tcp(const char *address) {
+    return strncmp(address, "tcp://", 6) == 0;
+}
+
+static bool is_ipc(const char *address) {
+    return strncmp(address, "ipc://", 6) == 0 && address[6] == '/';
+}
+
+// Splits tcp://HOST:PORT; the host may be [IPv6]. False when it is not of this form.
+static bool split_tcp(const char *address, int *host_bytes, uint32_t *port) {
+    const char *host = address + 6;
+    const char *colon = strrchr(host, ':');
+    bool bracketed = host[0] == '[';
+    if (colon == NULL || colon == host || (bracketed && colon[-1] != ']') ||
+        (!bracketed && memchr(host, ':', (size_t)(colon - host)) != NULL)) {
+        return false;
+    }
+    size_t digits = strspn(colon + 1, "0123456789");
+    *host_bytes = (int)(colon - host);
+    *port = digits > 0 && digits <= 5 ? (uint32_t)strtoul(colon + 1, NULL, 10) : 0;
+    return colon[1 + digits] == '\0' && *port >= 1 && *port <= UINT16_MAX;
+}
+
 enum status transport_address_check(const char *address, struct error *err) {
-    if (strncmp(address, "ipc://", 6) == 0 && address[6] == '/') {
+    int host_bytes;
+    uint32_t port;
+    if (is_ipc(address) ||
+        (transport_address_is_tcp(address) && split_tcp(address, &host_bytes, &port))) {
         return STATUS_OK;
     }
-    if (strncmp(address, "tcp://", 6) == 0) {
-        error_hint(err, "use ipc:// on one host");
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "address '%.200s': tcp is refused while links have no keys", address);
-    }
-    return error_set(err, STATUS_INVALID, "address '%.200s' is not ipc:///path", address);
+    return error_set(err, STATUS_INVALID,
+                     "address '%.200s' is neither ipc:///PATH nor tcp://HOST:PORT", address);
 }
+
+bool transport_address_is_wildcard(const char *address) {
+    static const char *const hosts[] = {"*", "0.0.0.0", "[::]", "[::0]", "[0:0:0:0:0:0:0:0]"};
+    int host_bytes;
+    uint32_t port;
+    if (!transport_address_is_tcp(address) || !split_tcp(address, &host_bytes, &port)) {
+        return false;
+    }
+    for (size_t i = 0; i < sizeof hosts / sizeof hosts[0]; i++) {
+        if (strlen(hosts[i]) == (size_t)host_bytes &&
+            strncmp(address + 6, hosts[i], (size_t)host_bytes) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+enum status transport_channel_address(const char *base, enum transport_channel channel,
+                                      char out[TRANSPORT_ADDRESS_BYTES], struct error *err) {
+    TRY(transport_address_check(base, err));
+    bool plan = channel == TRANSPORT_CHANNEL_PLAN;
+    if (is_ipc(base)) {
+        snprintf(out, TRANSPORT_ADDRESS_BYTES, "%.4100s/%s.sock", base, plan ? "plan" : "control");
+        return STATUS_OK;
+    }
+    int host_bytes = 0;
+    uint32_t port = 0;
+    bool split = split_tcp(base, &host_bytes, &port);
+    INVARIANT(split);
+    if (port == UINT16_MAX) {
+        return error_set(err, STATUS_INVALID,
+                         "address '%.200s': the port above it is needed too, and there is none",
+                         base);
+    }
+    snprintf(out, TRANSPORT_ADDRESS_BYTES, "tcp://%.*s:%u", host_bytes, base + 6,
+             plan ? port : port + 1);
+    return STATUS_OK;
+}
+
+// ---- names -------------------------------------------------------------------------------------
+
+void transport_identity(const char *name, char out[TRANSPORT_PEER_BYTES]) {
+    uint32_t ending = 0;
+    if (getrandom(&ending, sizeof ending, 0) != (ssize_t)sizeof ending) {
+        ending = (uint32_t)getpid();
+    }
+    int fits = TRANSPORT_PEER_BYTES - 10;    // what is cut off makes it another name
+    snprintf(out, TRANSPORT_PEER_BYTES, "%.*s~%08x", fits, name, ending);
+}
+
+bool transport_peer_is(const char *peer, const char *name) {
+    const char *end = strrchr(peer, '~');
+    size_t byte_count = end == NULL ? 0 : (size_t)(end - peer);
+    return byte_count > 0 && strlen(name) == byte_count && memcmp(peer, name, byte_count) == 0;
+}
+
+// ---- opening -----------------------------------------------------------------------------------
 
 // The socket lies in a directory that only we can enter: that is the authentication of ipc.
 static enum status check_directory(const char *address, struct error *err) {
@@ -58,8 +148,44 @@ static enum status check_identity(const char *identity, struct error *err) {
     return STATUS_OK;
 }
 
+// Links over a network never go without keys.
+static enum status check_keys(const struct transport_options *options, struct error *err) {
+    bool tcp = options->bind_count > 0 || transport_address_is_tcp(options->address);
+    const void *other = options->listens ? (const void *)options->allow : options->listener_key;
+    if (tcp && (options->keys == NULL || other == NULL)) {
+        error_hint(err, "`tare keygen NAME` makes keys; %s",
+                   options->listens
+                       ? "give --worker-key-file and --worker-allow-file"
+                       : "give --curve-secret-file and --curve-server-key-file, or use ipc:// on "
+                         "one host");
+        return error_set(err, STATUS_INVALID, "tcp is refused without keys");
+    }
+    for (uint32_t i = 0; i < options->bind_count; i++) {
+        TRY(transport_address_check(options->binds[i], err));
+        if (!transport_address_is_tcp(options->binds[i])) {
+            return error_set(err, STATUS_INVALID, "'%.200s' is not tcp://HOST:PORT",
+                             options->binds[i]);
+        }
+    }
+    return STATUS_OK;
+}
+
 static bool set_int(void *socket, int option, int value) {
     return zmq_setsockopt(socket, option, &value, sizeof value) == 0;
+}
+
+// Connections over a network: dead ones end within a second or two on both sides, the listener's
+// first, so that whoever dials again finds its name free.
+static bool set_tcp_options(void *socket, bool listens) {
+    return set_int(socket, ZMQ_HEARTBEAT_IVL, 200) &&
+           set_int(socket, ZMQ_HEARTBEAT_TIMEOUT, listens ? 1000 : 2000) &&
+           set_int(socket, ZMQ_HEARTBEAT_TTL, listens ? 2000 : 1000) &&
+           set_int(socket, ZMQ_TCP_KEEPALIVE, 1) && set_int(socket, ZMQ_TCP_MAXRT, 2000);
+}
+
+// Of the addresses that follow.
+static bool set_family(void *socket, const char *address) {
+    return set_int(socket, ZMQ_IPV6, strchr(address, '[') != NULL);
 }
 
 // Every limit that libzmq leaves open by default.
@@ -81,6 +207,75 @@ static bool set_options(struct transport *transport, const struct transport_opti
                                 strlen(options->identity)) == 0;
 }
 
+// From here on for addresses with keys: what is bound already stays as it is.
+static bool set_keys(void *socket, const struct transport_options *options) {
+    const struct link_key_pair *keys = options->keys;
+    bool ok =
+        set_tcp_options(socket, options->listens) &&
+        zmq_setsockopt(socket, ZMQ_CURVE_SECRETKEY, keys->secret_key, LINK_KEY_CHARS + 1) == 0;
+    if (options->listens) {
+        return ok && set_int(socket, ZMQ_CURVE_SERVER, 1) &&
+               zmq_setsockopt(socket, ZMQ_ZAP_DOMAIN, ZAP_DOMAIN, strlen(ZAP_DOMAIN)) == 0;
+    }
+    return ok &&
+           zmq_setsockopt(socket, ZMQ_CURVE_PUBLICKEY, keys->public_key, LINK_KEY_CHARS + 1) == 0 &&
+           zmq_setsockopt(socket, ZMQ_CURVE_SERVERKEY, options->listener_key, LINK_KEY_CHARS + 1) ==
+               0;
+}
+
+// What happens to connections arrives on a socket of its own.
+static enum status open_monitor(struct transport *transport, struct error *err) {
+    int events = ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL |
+                 ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL | ZMQ_EVENT_HANDSHAKE_FAILED_AUTH;
+    size_t size = sizeof transport->events_fd;
+    if (zmq_socket_monitor(transport->socket, MONITOR_ADDRESS, events) != 0 ||
+        (transport->monitor = zmq_socket(transport->context, ZMQ_PAIR)) == NULL ||
+        !set_int(transport->monitor, ZMQ_LINGER, 0) ||
+        zmq_connect(transport->monitor, MONITOR_ADDRESS) != 0 ||
+        zmq_getsockopt(transport->monitor, ZMQ_FD, &transport->events_fd, &size) != 0) {
+        return error_set(err, STATUS_IO, "message monitor: %s", zmq_strerror(errno));
+    }
+    return STATUS_OK;
+}
+
+static enum status listen_all(struct transport *transport, const struct transport_options *options,
+                              struct error *err) {
+    // A socket left behind by a controller that died is replaced; the directory is ours.
+    unlink(options->address + 6);
+    if (zmq_bind(transport->socket, options->address) != 0) {
+        return error_set(err, STATUS_IO, "'%s': %s", options->address, zmq_strerror(errno));
+    }
+    chmod(options->address + 6, 0600);
+    if (options->bind_count == 0) {
+        return STATUS_OK;
+    }
+    TRY(zap_start(transport->context, options->allow, &transport->zap, err));
+    if (!set_keys(transport->socket, options)) {
+        return error_set(err, STATUS_IO, "keys of a message socket: %s", zmq_strerror(errno));
+    }
+    for (uint32_t i = 0; i < options->bind_count; i++) {
+        if (!set_family(transport->socket, options->binds[i]) ||
+            zmq_bind(transport->socket, options->binds[i]) != 0) {
+            error_hint(err, "an address of this host is needed, and a port that nobody has");
+            return error_set(err, STATUS_IO, "'%.200s': %s", options->binds[i],
+                             zmq_strerror(errno));
+        }
+    }
+    return STATUS_OK;
+}
+
+static enum status dial(struct transport *transport, const struct transport_options *options,
+                        struct error *err) {
+    if (transport_address_is_tcp(options->address) && !set_keys(transport->socket, options)) {
+        return error_set(err, STATUS_IO, "keys of a message socket: %s", zmq_strerror(errno));
+    }
+    if (!set_family(transport->socket, options->address) ||
+        zmq_connect(transport->socket, options->address) != 0) {
+        return error_set(err, STATUS_IO, "'%s': %s", options->address, zmq_strerror(errno));
+    }
+    return STATUS_OK;
+}
+
 static enum status open_socket(struct transport *transport, const struct transport_options *options,
                                struct error *err) {
     transport->context = zmq_ctx_new();
@@ -91,20 +286,8 @@ static enum status open_socket(struct transport *transport, const struct transpo
     if (transport->socket == NULL || !set_options(transport, options)) {
         return error_set(err, STATUS_IO, "message socket: %s", zmq_strerror(errno));
     }
-    int failed;
-    if (options->listens) {
-        // A socket left behind by a controller that died is replaced; the directory is ours.
-        unlink(options->address + 6);
-        failed = zmq_bind(transport->socket, options->address);
-        if (failed == 0) {
-            chmod(options->address + 6, 0600);
-        }
-    } else {
-        failed = zmq_connect(transport->socket, options->address);
-    }
-    if (failed != 0) {
-        return error_set(err, STATUS_IO, "'%s': %s", options->address, zmq_strerror(errno));
-    }
+    TRY(open_monitor(transport, err));
+    TRY(options->listens ? listen_all(transport, options, err) : dial(transport, options, err));
     size_t size = sizeof transport->fd;
     if (zmq_getsockopt(transport->socket, ZMQ_FD, &transport->fd, &size) != 0) {
         return error_set(err, STATUS_IO, "message descriptor: %s", zmq_strerror(errno));
@@ -115,8 +298,12 @@ static enum status open_socket(struct transport *transport, const struct transpo
 enum status transport_open(const struct transport_options *options, struct transport **out,
                            struct error *err) {
     TRY(transport_address_check(options->address, err));
-    TRY(check_directory(options->address, err));
+    TRY(check_keys(options, err));
+    if (is_ipc(options->address)) {
+        TRY(check_directory(options->address, err));
+    }
     TRY(options->listens ? STATUS_OK : check_identity(options->identity, err));
+    INVARIANT(!options->listens || is_ipc(options->address));
     struct transport *transport = memory_zalloc(sizeof *transport);
     if (transport == NULL) {
         return error_set(err, STATUS_EXHAUSTED, "no memory for a message channel");
@@ -139,6 +326,13 @@ void transport_close(struct transport *transport) {
     if (transport->socket != NULL) {
         zmq_close(transport->socket);
     }
+    if (transport->monitor != NULL) {
+        zmq_close(transport->monitor);
+    }
+    if (transport->zap != NULL) {
+        zmq_ctx_shutdown(transport->context);    // its thread ends
+        zap_stop(transport->zap);
+    }
     if (transport->context != NULL) {
         zmq_ctx_term(transport->context);
     }
@@ -148,6 +342,49 @@ void transport_close(struct transport *transport) {
 int transport_fd(const struct transport *transport) {
     return transport->fd;
 }
+
+int transport_events_fd(const struct transport *transport) {
+    return transport->events_fd;
+}
+
+const char *transport_user(const struct transport *transport) {
+    return transport->user;
+}
+
+// ---- what happens to connections ---------------------------------------------------------------
+
+static void count_event(struct transport *transport, int event) {
+    if (event == ZMQ_EVENT_DISCONNECTED) {
+        transport->faults.disconnects++;
+    } else {
+        transport->faults.handshakes_refused++;
+    }
+}
+
+// An event is two frames, the first begins with its number; the second names the address.
+static void drain_events(struct transport *transport) {
+    uint8_t bytes[6];
+    while (zmq_recv(transport->monitor, bytes, sizeof bytes, ZMQ_DONTWAIT) >= 0) {
+        uint16_t event;
+        memcpy(&event, bytes, sizeof event);
+        count_event(transport, event);
+        int more = 0;
+        size_t size = sizeof more;
+        while (zmq_getsockopt(transport->monitor, ZMQ_RCVMORE, &more, &size) == 0 && more != 0 &&
+               zmq_recv(transport->monitor, bytes, sizeof bytes, ZMQ_DONTWAIT) >= 0) {
+        }
+    }
+}
+
+void transport_faults(struct transport *transport, struct transport_faults *out) {
+    drain_events(transport);
+    if (transport->zap != NULL) {
+        transport->faults.strangers = zap_strangers(transport->zap, transport->faults.stranger);
+    }
+    *out = transport->faults;
+}
+
+// ---- messages ----------------------------------------------------------------------------------
 
 static enum status send_status(void) {
     switch (errno) {
@@ -162,30 +399,82 @@ static enum status send_status(void) {
 
 // libzmq learns that the other side has read only when it looks at its own commands, which a send
 // does at most once a millisecond: a queue that seems full is looked at again after asking.
-static int send_part(void *socket, const void *bytes, size_t byte_count, int flags) {
-    int sent = zmq_send(socket, bytes, byte_count, flags);
-    if (sent < 0 && errno == EAGAIN) {
-        int events = 0;
-        size_t size = sizeof events;
-        zmq_getsockopt(socket, ZMQ_EVENTS, &events, &size);
-        sent = zmq_send(socket, bytes, byte_count, flags);
+static void ask_again(void *socket) {
+    int events = 0;
+    size_t size = sizeof events;
+    zmq_getsockopt(socket, ZMQ_EVENTS, &events, &size);
+}
+
+// Takes `message` when it succeeds.
+static bool send_message(struct transport *transport, const char *peer, zmq_msg_t *message) {
+    if (transport->listens) {
+        INVARIANT(peer != NULL);
+        int flags = ZMQ_DONTWAIT | ZMQ_SNDMORE;
+        int sent = zmq_send(transport->socket, peer, strlen(peer), flags);
+        if (sent < 0 && errno == EAGAIN) {
+            ask_again(transport->socket);
+            sent = zmq_send(transport->socket, peer, strlen(peer), flags);
+        }
+        if (sent < 0) {
+            return false;
+        }
     }
-    return sent;
+    int sent = zmq_msg_send(message, transport->socket, ZMQ_DONTWAIT);
+    if (sent < 0 && errno == EAGAIN) {
+        ask_again(transport->socket);
+        sent = zmq_msg_send(message, transport->socket, ZMQ_DONTWAIT);
+    }
+    return sent >= 0;
+}
+
+static enum status message_init(const struct transport *transport, zmq_msg_t *message,
+                                const void *bytes, size_t byte_count) {
+    if (byte_count > transport->message_bytes_max) {
+        return STATUS_INVALID;
+    }
+    if (zmq_msg_init_size(message, byte_count) != 0) {
+        return STATUS_EXHAUSTED;
+    }
+    memcpy(zmq_msg_data(message), bytes, byte_count);
+    return STATUS_OK;
 }
 
 enum status transport_send(struct transport *transport, const char *peer, const void *bytes,
                            size_t byte_count) {
-    if (byte_count > transport->message_bytes_max) {
-        return STATUS_INVALID;
+    zmq_msg_t message;
+    enum status status = message_init(transport, &message, bytes, byte_count);
+    if (status != STATUS_OK) {
+        return status;
     }
-    if (transport->listens) {
-        INVARIANT(peer != NULL);
-        if (send_part(transport->socket, peer, strlen(peer), ZMQ_DONTWAIT | ZMQ_SNDMORE) < 0) {
-            return send_status();
+    if (!send_message(transport, peer, &message)) {
+        status = send_status();
+        zmq_msg_close(&message);
+    }
+    return status;
+}
+
+enum status transport_send_all(struct transport *transport, const char *const *peers,
+                               uint32_t peer_count, const void *bytes, size_t byte_count,
+                               uint32_t *sent) {
+    zmq_msg_t message;
+    *sent = 0;
+    enum status status = message_init(transport, &message, bytes, byte_count);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    for (uint32_t i = 0; i < peer_count && status == STATUS_OK; i++) {
+        zmq_msg_t copy;
+        zmq_msg_init(&copy);
+        zmq_msg_copy(&copy, &message);    // of the reference, not of the bytes
+        if (send_message(transport, peers[i], &copy)) {
+            (*sent)++;
+        } else {
+            status = send_status();
+            zmq_msg_close(&copy);
         }
     }
-    return send_part(transport->socket, bytes, byte_count, ZMQ_DONTWAIT) < 0 ? send_status()
-                                                                             : STATUS_OK;
+    zmq_msg_close(&message);
+    return status;
 }
 
 // One part of a message; `more` says whether another follows.
@@ -202,6 +491,7 @@ enum status transport_receive(struct transport *transport, struct buf *out,
     zmq_msg_t part;
     zmq_msg_init(&part);
     buf_reset(out);
+    transport->user[0] = '\0';
     if (transport->listens) {
         peer[0] = '\0';    // known from the first part on
     }
@@ -219,6 +509,8 @@ enum status transport_receive(struct transport *transport, struct buf *out,
         }
     }
     if (status == STATUS_OK) {
+        const char *user = zmq_msg_gets(&part, "User-Id");
+        snprintf(transport->user, sizeof transport->user, "%s", user == NULL ? "" : user);
         buf_append(out, zmq_msg_data(&part), zmq_msg_size(&part));
         status = more ? STATUS_CORRUPT : buf_status(out);
     }
@@ -226,5 +518,8 @@ enum status transport_receive(struct transport *transport, struct buf *out,
     while (more && receive_part(transport, &part, &more) == STATUS_OK) {
     }
     zmq_msg_close(&part);
+    if (status == STATUS_BUSY && !transport->listens) {
+        drain_events(transport);    // nobody else may look, and the library waits for room there
+    }
     return status;
 }

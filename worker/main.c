@@ -67,7 +67,8 @@ static struct engine_options engine_options(const struct config *config,
         .kv_dtype = kv_dtype(config),
         .block_tokens = (uint32_t)config_int(config, OPTION_BLOCK_SIZE),
         .seqs = (uint32_t)config_int(config, OPTION_MAX_NUM_SEQS),
-        .shard = {0, (uint32_t)config_int(config, OPTION_TENSOR_PARALLEL_SIZE)},
+        .shard = {(uint32_t)config_int(config, OPTION_RANK),
+                  (uint32_t)config_int(config, OPTION_TENSOR_PARALLEL_SIZE)},
         .role = role(config),
         .model_len = config_int(config, OPTION_MAX_MODEL_LEN),
         .memory_margin = config_int(config, OPTION_MEMORY_MARGIN),
@@ -92,11 +93,22 @@ static enum status choose_step_tokens(const struct config *config, struct engine
     return status;
 }
 
+enum { WORKER_ID_BYTES = 32 };
+
+// `room` holds a default's name.
+static const char *worker_id(const struct config *config, char room[WORKER_ID_BYTES]) {
+    const char *given = config_string(config, OPTION_WORKER_ID);
+    snprintf(room, WORKER_ID_BYTES, "g%lldr%lld", (long long)config_int(config, OPTION_GROUP),
+             (long long)config_int(config, OPTION_RANK));
+    return given != NULL ? given : room;
+}
+
 static int run_child(const struct config *config, const struct holder_fds *fds) {
+    char id[WORKER_ID_BYTES];
     struct worker_options options = {
         .engine = engine_options(config, fds),
         .controller = config_string(config, OPTION_CONTROLLER),
-        .worker_id = config_string(config, OPTION_WORKER_ID),
+        .worker_id = worker_id(config, id),
         .model_name = config_string(config, OPTION_MODEL),
         .stop = &stop_requested,
     };
@@ -174,6 +186,12 @@ static enum status check(const struct config *config, struct error *err) {
         return error_set(err, STATUS_INVALID,
                          "--controller is missing: the run directory of the "
                          "controller, as ipc:///DIR");
+    }
+    int64_t world = config_int(config, OPTION_TENSOR_PARALLEL_SIZE);
+    if (config_int(config, OPTION_RANK) >= world) {
+        return error_set(err, STATUS_INVALID, "--rank %lld: a group of %lld has ranks 0 to %lld",
+                         (long long)config_int(config, OPTION_RANK), (long long)world,
+                         (long long)world - 1);
     }
     int64_t model_len = config_int(config, OPTION_MAX_MODEL_LEN);
     if (model_len == 0 || model_len == 1) {

@@ -70,7 +70,8 @@ static enum status make_run_dir(struct serve *serve, struct error *err) {
 
 // The controller removes its sockets when it leaves; one that was killed could not.
 static void remove_run_dir(const struct serve *serve) {
-    static const char *const names[] = {"plan.sock", "control.sock", "admin.sock"};
+    static const char *const names[] = {"plan.sock", "control.sock", "admin.sock",
+                                        "epoch",     "epoch.new",    "lock"};
     char path[PATH_BYTES + 16];
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         snprintf(path, sizeof path, "%s/%s", serve->run_dir, names[i]);
@@ -124,8 +125,8 @@ static enum status start_child(struct serve *serve, struct child *child,
 static enum status start_worker(struct serve *serve, struct error *err) {
     char address[PATH_BYTES + 32];
     snprintf(address, sizeof address, "--controller=ipc://%s", serve->run_dir);
-    return start_child(serve, &serve->worker, OPTION_PROGRAM_WORKER, address,
-                       "--worker-id=worker-0", err);
+    return start_child(serve, &serve->worker, OPTION_PROGRAM_WORKER, address, "--worker-id=g0r0",
+                       err);
 }
 
 static enum status start_children(struct serve *serve, struct error *err) {

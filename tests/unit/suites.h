@@ -25,6 +25,7 @@
     X("common/metrics", suite_metrics)                                                             \
     X("common/log", suite_log)                                                                     \
     X("proto/transport", suite_transport)                                                          \
+    X("proto/link_keys", suite_link_keys)                                                          \
     X("worker/model/model_config", suite_model_config)                                             \
     X("proto/codec", suite_codec)                                                                  \
     X("proto/messages", suite_messages)                                                            \
@@ -50,6 +51,8 @@
     X("worker/engine", suite_engine)                                                               \
     X("worker/plan_report", suite_plan_report)                                                     \
     X("controller/net/worker_link", suite_worker_link)                                             \
+    X("controller/net/epoch_file", suite_epoch_file)                                               \
+    X("controller/run_dir", suite_run_dir)                                                         \
     X("controller/http/http_parse", suite_http_parse)                                              \
     X("controller/http/http_exchange", suite_http_exchange)                                        \
     X("controller/http/http_server", suite_http_server)                                            \

@@ -36,6 +36,7 @@ struct link {
     struct arena arena;
     struct buf out;    // messages being written
     struct buf in;     // messages being read
+    char identity[TRANSPORT_PEER_BYTES];
     uint8_t *frame;    // frames from the step thread, BOUND_PLAN_BYTES
     uint32_t held;     // kind of the frame that its channel had no room for; 0: none
     size_t held_bytes;
@@ -55,7 +56,7 @@ static enum status open_channel(struct link *link, const char *name, int queue, 
     struct transport_options options = {
         .address = address,
         .listens = false,
-        .identity = link->options->worker_id,
+        .identity = link->identity,
         .message_bytes_max = bytes_max,
         .queue_messages_max = queue,
         .linger_ms = linger_ms,
@@ -364,6 +365,7 @@ static enum status loop(struct link *link, struct error *err) {
 
 enum status controller_link_run(const struct controller_link_options *options, struct error *err) {
     struct link link = {.options = options};
+    transport_identity(options->worker_id, link.identity);
     arena_init(&link.arena, 4 * (size_t)BOUND_PLAN_BYTES);
     buf_init(&link.out, BOUND_CONTROL_BYTES + MESSAGE_HEADER_BYTES);
     buf_init(&link.in, BOUND_PLAN_BYTES + MESSAGE_HEADER_BYTES);

@@ -29,6 +29,7 @@ struct fixture {
     struct link_progress progress;
     struct frame_queue *to_step, *from_step;
     struct controller_link_options options;
+    char peer[TRANSPORT_PEER_BYTES];    // what it is called on its channels
     pthread_t thread;
     _Atomic bool ended;
     enum status status;
@@ -103,31 +104,30 @@ struct heard {
     char reason[128];
 };
 
-static void on_progress(void *ctx, struct worker_id worker,
+static void on_progress(void *ctx, uint32_t group, uint32_t rank,
                         const struct message_progress *progress) {
     (void)ctx;
-    (void)worker;
+    (void)group;
+    (void)rank;
     (void)progress;
 }
 
-static void on_ready(void *ctx, struct worker_id worker, uint64_t epoch,
-                     const struct message_capacity *capacity) {
+static void on_ready(void *ctx, const struct worker_link_ready *ready) {
     (void)ctx;
-    (void)worker;
-    (void)epoch;
-    (void)capacity;
+    (void)ready;
 }
 
-static void on_lost(void *ctx, struct worker_id worker, const char *reason, uint32_t exit_code) {
-    (void)worker;
+static void on_lost(void *ctx, uint32_t group, const char *reason, uint32_t exit_code) {
+    (void)group;
     struct heard *heard = ctx;
     heard->exit_code = exit_code;
     snprintf(heard->reason, sizeof heard->reason, "%s", reason);
 }
 
-static void on_result(void *ctx, struct worker_id worker, const struct step_result *result) {
+static void on_result(void *ctx, uint32_t group, uint32_t rank, const struct step_result *result) {
     (void)ctx;
-    (void)worker;
+    (void)group;
+    (void)rank;
     (void)result;
 }
 
@@ -144,7 +144,12 @@ static void fail_start(void) {
 static void expect_reason(void) {
     struct heard heard = {0};
     struct worker_link_options options = {
-        .run_dir = f->run_dir, .sink = {&heard, on_progress, on_ready, on_lost, on_result}};
+        .run_dir = f->run_dir,
+        .sink = {&heard, on_progress, on_ready, on_lost, on_result},
+        .groups = 1,
+        .world = 1,
+        .timer_scale = 1.0,
+    };
     struct worker_link *link = NULL;
     ck_assert_int_eq(worker_link_open(&options, &link, NULL), STATUS_OK);
     for (int i = 0; i < TURNS_MAX && heard.exit_code == 0; i++) {
@@ -201,7 +206,8 @@ static void await_word(struct transport *channel) {
         nap();
     }
     ck_assert_int_eq(status, STATUS_OK);
-    ck_assert_str_eq(peer, "worker-7");
+    ck_assert(transport_peer_is(peer, "worker-7"));
+    memcpy(f->peer, peer, sizeof peer);
     buf_deinit(&in);
 }
 
@@ -221,7 +227,7 @@ static uint32_t take_frames(enum link_frame kind) {
 static void send_surely(struct transport *channel, const void *bytes, size_t byte_count) {
     enum status status = STATUS_BUSY;
     for (int i = 0; i < TURNS_MAX && status != STATUS_OK; i++) {
-        status = transport_send(channel, "worker-7", bytes, byte_count);
+        status = transport_send(channel, f->peer, bytes, byte_count);
         if (status != STATUS_OK) {
             nap();
         }
@@ -365,7 +371,7 @@ START_TEST(a_capacity_report_waits_for_the_plan_channel) {
     ck_assert_str_eq(buf_cstr(&in), "capacity");
     receive_surely(plan, &in);
     ck_assert_str_eq(buf_cstr(&in), "result");
-    ck_assert_int_eq(transport_send(plan, "worker-7", "plan", 4), STATUS_OK);
+    ck_assert_int_eq(transport_send(plan, f->peer, "plan", 4), STATUS_OK);
     end_link();
     buf_deinit(&in);
     transport_close(plan);
