@@ -162,8 +162,8 @@
       "who may come by --worker-bind, one line each: NAME KEY role=worker ids=g0r0,g1r*")          \
     X(INSECURE_BIND, "insecure-bind", BOOL, "false", OPTION_SC_, "daemons", 0, 0, NULL,            \
       "allow --worker-bind on every network of the host (tcp://0.0.0.0, tcp://[::])")              \
-    X(TIMER_SCALE, "timer-scale", REAL, "1", OPTION_SC_, "daemons", 0.1, 1000, NULL,               \
-      "stretches the times after which a silent worker counts as lost, for slow machines")         \
+    X(TIMER_SCALE, "timer-scale", REAL, "1", OPTION_ALL_, "daemons", 0.1, 1000, NULL,              \
+      "stretches the times after which a silent peer counts as lost, for slow machines")           \
     X(CONTROLLER, "controller", STRING, NULL, OPTION_PROGRAM_WORKER, "daemons", 0, 0, NULL,        \
       "controller to join: ipc:///path/of/its/run-dir, or its --worker-bind address")              \
     X(CURVE_SECRET_FILE, "curve-secret-file", STRING, NULL, OPTION_PROGRAM_WORKER, "daemons", 0,   \

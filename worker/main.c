@@ -108,6 +108,8 @@ static int run_child(const struct config *config, const struct holder_fds *fds) 
     struct worker_options options = {
         .engine = engine_options(config, fds),
         .controller = config_string(config, OPTION_CONTROLLER),
+        .key_file = config_string(config, OPTION_CURVE_SECRET_FILE),
+        .controller_key_file = config_string(config, OPTION_CURVE_SERVER_KEY_FILE),
         .worker_id = worker_id(config, id),
         .model_name = config_string(config, OPTION_MODEL),
         .stop = &stop_requested,
@@ -185,7 +187,7 @@ static enum status check(const struct config *config, struct error *err) {
     if (config_string(config, OPTION_CONTROLLER) == NULL && !plans_only(config)) {
         return error_set(err, STATUS_INVALID,
                          "--controller is missing: the run directory of the "
-                         "controller, as ipc:///DIR");
+                         "controller, as ipc:///DIR, or its --worker-bind address");
     }
     int64_t world = config_int(config, OPTION_TENSOR_PARALLEL_SIZE);
     if (config_int(config, OPTION_RANK) >= world) {

@@ -230,6 +230,8 @@ static enum status run(struct worker *worker, struct error *err) {
     }
     struct controller_link_options link = {
         .address = worker->options->controller,
+        .key_file = worker->options->key_file,
+        .controller_key_file = worker->options->controller_key_file,
         .worker_id = worker->options->worker_id,
         .model_name = worker->options->model_name,
         .device = worker->options->engine.device,

@@ -20,7 +20,8 @@
 
 struct worker_options {
     struct engine_options engine;
-    const char *controller;    // ipc:///dir with plan.sock and control.sock
+    const char *controller;    // ipc:///dir with plan.sock and control.sock, or tcp://host:port
+    const char *key_file, *controller_key_file;    // with tcp
     const char *worker_id;
     const char *model_name;
     const _Atomic int *stop;    // set by a signal

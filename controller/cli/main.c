@@ -2,6 +2,7 @@
 // tare: the command for people. The verb comes first; each verb is one file.
 #include "common/exit_code.h"
 #include "common/version.h"
+#include "controller/cli/keygen.h"
 #include "controller/cli/plan.h"
 #include "controller/cli/resize.h"
 #include "controller/cli/serve.h"
@@ -13,7 +14,7 @@ static int print_help(FILE *out) {
     fputs(
         "usage: tare VERB ...\n"
         "\n"
-        "  serve MODEL [options]   start a server on this host: one controller, one worker\n"
+        "  serve MODEL [options]   start a server on this host: a controller and its workers\n"
         "  plan MODEL [--json] [options]\n"
         "                          what serve with these options would weigh: memory ledger,\n"
         "                          envelope, KV tokens, what binds, what each change would give\n"
@@ -22,6 +23,8 @@ static int print_help(FILE *out) {
         "  resize kv GROUP SIZE [--no-wait] [--run-dir DIR] [--json]\n"
         "                          another size of the KV pool of a running server: blocks, bytes\n"
         "                          with a unit, or +SIZE and -SIZE\n"
+        "  keygen [--out DIR] NAME ...\n"
+        "                          keys for workers on other hosts\n"
         "  version                 version and commit\n"
         "  help                    this page; `tare serve --help` lists the options\n",
         out);
@@ -41,6 +44,9 @@ int main(int argc, char **argv) {
     }
     if (strcmp(verb, "resize") == 0) {
         return resize_run(argc - 1, argv + 1);
+    }
+    if (strcmp(verb, "keygen") == 0) {
+        return keygen_run(argc - 1, argv + 1);
     }
     if (strcmp(verb, "version") == 0 || strcmp(verb, "--version") == 0) {
         printf("tare %s (%s)\n", VERSION_NUMBER, VERSION_COMMIT);

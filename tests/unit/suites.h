@@ -53,6 +53,7 @@
     X("controller/net/worker_link", suite_worker_link)                                             \
     X("controller/net/epoch_file", suite_epoch_file)                                               \
     X("controller/run_dir", suite_run_dir)                                                         \
+    X("controller/cli/keygen", suite_keygen)                                                       \
     X("controller/http/http_parse", suite_http_parse)                                              \
     X("controller/http/http_exchange", suite_http_exchange)                                        \
     X("controller/http/http_server", suite_http_server)                                            \

@@ -19,7 +19,6 @@ enum {
     BUSY_US = 10 * 1000 * 1000,
     HELLO_US = 200 * 1000,
     SILENCE_US = 10 * 1000 * 1000,    // unless the options say otherwise
-    ADDRESS_BYTES = 4096,
     QUEUE_PLAN = 8,
     QUEUE_CONTROL = 64,
     HELD_MS = 5,                      // until the next try with a channel that had no room
@@ -37,6 +36,7 @@ struct link {
     struct buf out;    // messages being written
     struct buf in;     // messages being read
     char identity[TRANSPORT_PEER_BYTES];
+    struct link_key_pair keys, controller_keys;
     uint8_t *frame;    // frames from the step thread, BOUND_PLAN_BYTES
     uint32_t held;     // kind of the frame that its channel had no room for; 0: none
     size_t held_bytes;
@@ -49,10 +49,11 @@ struct link {
     bool bid_farewell;    // the step thread's last words went out, or nobody was there to take them
 };
 
-static enum status open_channel(struct link *link, const char *name, int queue, int linger_ms,
-                                size_t bytes_max, struct transport **out, struct error *err) {
-    char address[ADDRESS_BYTES];
-    snprintf(address, sizeof address, "%.4000s/%s.sock", link->options->address, name);
+static enum status open_channel(struct link *link, enum transport_channel channel, int queue,
+                                int linger_ms, size_t bytes_max, struct transport **out,
+                                struct error *err) {
+    char address[TRANSPORT_ADDRESS_BYTES];
+    TRY(transport_channel_address(link->options->address, channel, address, err));
     struct transport_options options = {
         .address = address,
         .listens = false,
@@ -60,8 +61,39 @@ static enum status open_channel(struct link *link, const char *name, int queue, 
         .message_bytes_max = bytes_max,
         .queue_messages_max = queue,
         .linger_ms = linger_ms,
+        .keys = link->options->key_file != NULL ? &link->keys : NULL,
+        .listener_key =
+            link->options->controller_key_file != NULL ? link->controller_keys.public_key : NULL,
     };
     return transport_open(&options, out, err);
+}
+
+static enum status load_keys(struct link *link, struct error *err) {
+    const struct controller_link_options *options = link->options;
+    if (options->key_file != NULL) {
+        TRY(link_key_file_read(options->key_file, true, &link->keys, err));
+    }
+    if (options->controller_key_file != NULL) {
+        TRY(link_key_file_read(options->controller_key_file, false, &link->controller_keys, err));
+    }
+    return STATUS_OK;
+}
+
+// Over a network nobody answers whose key is wrong; the library tells only that it was so.
+static void explain_silence(struct link *link, struct error *err) {
+    struct transport_faults faults;
+    transport_faults(link->control, &faults);
+    if (faults.handshakes_refused > 0 && err != NULL) {
+        error_reset(err);
+        error_hint(err, "add this worker's line to the controller's --worker-allow-file, and look "
+                        "whether --curve-server-key-file has the controller's public key");
+        enum status status =
+            error_set(err, STATUS_PEER_LOST,
+                      "the controller at '%.200s' refuses this worker's key, or is "
+                      "not the one whose key was given",
+                      link->options->address);
+        (void)status;
+    }
 }
 
 // BUSY when the channel is full or does not stand yet.
@@ -373,11 +405,14 @@ enum status controller_link_run(const struct controller_link_options *options, s
     enum status status =
         link.frame == NULL ? error_set(err, STATUS_EXHAUSTED, "no memory for a link") : STATUS_OK;
     if (status == STATUS_OK) {
-        status = open_channel(&link, "plan", QUEUE_PLAN, 0, BOUND_PLAN_BYTES + MESSAGE_HEADER_BYTES,
-                              &link.plan, err);
+        status = load_keys(&link, err);
     }
     if (status == STATUS_OK) {
-        status = open_channel(&link, "control", QUEUE_CONTROL, LINGER_MS,
+        status = open_channel(&link, TRANSPORT_CHANNEL_PLAN, QUEUE_PLAN, 0,
+                              BOUND_PLAN_BYTES + MESSAGE_HEADER_BYTES, &link.plan, err);
+    }
+    if (status == STATUS_OK) {
+        status = open_channel(&link, TRANSPORT_CHANNEL_CONTROL, QUEUE_CONTROL, LINGER_MS,
                               BOUND_CONTROL_BYTES + MESSAGE_HEADER_BYTES, &link.control, err);
     }
     if (status == STATUS_OK) {
@@ -385,7 +420,11 @@ enum status controller_link_run(const struct controller_link_options *options, s
         if (status == STATUS_SHUTDOWN && !link.bid_farewell) {
             send_goodbye(&link);
         }
+        if (status == STATUS_PEER_LOST) {
+            explain_silence(&link, err);
+        }
     }
+    explicit_bzero(&link.keys, sizeof link.keys);
     transport_close(link.plan);
     transport_close(link.control);
     memory_free(link.frame);

@@ -18,7 +18,9 @@
 //   Owns       its two channels; keeps the queues.
 //   Thread     the I/O thread.
 //   Allocates  while opening.
-//   Fails      PEER_LOST when there is no controller, VERSION when it refuses us.
+//   Fails      PEER_LOST when there is no controller, VERSION when it refuses us; INVALID,
+//   NOT_FOUND,
+//              PERMISSION, CORRUPT for address and key files.
 
 enum link_frame {
     LINK_FRAME_PLAN = 1,    // to the step thread: a whole plan message
@@ -36,7 +38,9 @@ struct link_progress {
 };
 
 struct controller_link_options {
-    const char *address;    // ipc:///dir
+    const char *address;                // ipc:///dir, or tcp://host:port with both files
+    const char *key_file;               // our own keys, a secret; NULL on one host
+    const char *controller_key_file;    // the controller's public key
     const char *worker_id;
     const char *model_name;
     const char *device;

@@ -3,11 +3,14 @@
 
 #include "common/clock.h"
 #include "common/version.h"
+#include <arpa/inet.h>
 #include <check.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 enum { TURN_MS = 1, STEP_US = 50 * 1000 };
@@ -74,6 +77,30 @@ void link_world_open(void) {
                   err.message);
 }
 
+// Of two neighbours that nobody has at the moment, the lower one; may be taken the next.
+static uint16_t free_port(void) {
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof at;
+    ck_assert_int_eq(bind(fd, (struct sockaddr *)&at, size), 0);
+    ck_assert_int_eq(getsockname(fd, (struct sockaddr *)&at, &size), 0);
+    close(fd);
+    return ntohs(at.sin_port);
+}
+
+void link_world_open_tcp(void) {
+    world->options.keys = &world->controller_keys;
+    world->options.binds = world->binds;
+    world->options.bind_count = 1;
+    world->binds[0] = world->base;
+    for (int i = 0; i < 20 && world->link == NULL; i++) {
+        snprintf(world->base, sizeof world->base, "tcp://127.0.0.1:%u", free_port());
+        enum status status = worker_link_open(&world->options, &world->link, NULL);
+        ck_assert(status == STATUS_OK || status == STATUS_IO);
+    }
+    ck_assert_ptr_nonnull(world->link);
+}
+
 void link_world_close(void) {
     worker_link_close(world->link);
     world->link = NULL;
@@ -123,14 +150,18 @@ void link_world_pass(uint64_t us) {
 
 // ---- workers -----------------------------------------------------------------------------------
 
-static struct transport *dial(const char *name, enum transport_channel channel) {
+struct transport *link_world_dial(const char *peer, enum transport_channel channel) {
     char base[128], address[TRANSPORT_ADDRESS_BYTES];
-    snprintf(base, sizeof base, "ipc://%s", world->run_dir);
+    bool afar = world->base[0] != '\0';
+    snprintf(base, sizeof base, "%s%s", afar ? world->base : "ipc://", afar ? "" : world->run_dir);
     ck_assert_int_eq(transport_channel_address(base, channel, address, NULL), STATUS_OK);
     struct transport_options options = {.address = address,
-                                        .identity = name,
+                                        .identity = peer,
                                         .message_bytes_max = 1 << 20,
-                                        .queue_messages_max = 64};
+                                        .queue_messages_max = 64,
+                                        .keys = afar ? &world->keys : NULL,
+                                        .listener_key =
+                                            afar ? world->controller_keys.public_key : NULL};
     struct transport *out = NULL;
     ck_assert_int_eq(transport_open(&options, &out, NULL), STATUS_OK);
     return out;
@@ -146,8 +177,8 @@ struct fake *link_world_worker(uint32_t index, uint32_t group, uint32_t rank) {
                           .config_digest = "config"};
     snprintf(fake->name, sizeof fake->name, "g%ur%u", group, rank);
     transport_identity(fake->name, fake->peer);
-    fake->plan = dial(fake->peer, TRANSPORT_CHANNEL_PLAN);
-    fake->control = dial(fake->peer, TRANSPORT_CHANNEL_CONTROL);
+    fake->plan = link_world_dial(fake->peer, TRANSPORT_CHANNEL_PLAN);
+    fake->control = link_world_dial(fake->peer, TRANSPORT_CHANNEL_CONTROL);
     return fake;
 }
 
@@ -158,7 +189,7 @@ void fake_leave(struct fake *fake) {
     fake->control = NULL;
 }
 
-static void send(struct transport *channel) {
+static void send_out(struct transport *channel) {
     enum status status = STATUS_BUSY;
     for (int i = 0; i < 4000 && status == STATUS_BUSY; i++) {
         status = transport_send(channel, NULL, world->out.data, world->out.bytes_used);
@@ -173,7 +204,7 @@ void fake_say(struct fake *fake, const struct control_message *message) {
     arena_reset(&world->arena);
     buf_reset(&world->out);
     ck_assert_int_eq(codec_control_encode(message, &world->arena, &world->out, NULL), STATUS_OK);
-    send(message->kind == MESSAGE_KIND_CAPACITY ? fake->plan : fake->control);
+    send_out(message->kind == MESSAGE_KIND_CAPACITY ? fake->plan : fake->control);
 }
 
 void fake_hello(struct fake *fake) {
@@ -220,7 +251,7 @@ void fake_result(struct fake *fake, uint64_t seq, uint64_t digest) {
     arena_reset(&world->arena);
     buf_reset(&world->out);
     ck_assert_int_eq(codec_result_encode(&result, &world->arena, &world->out, NULL), STATUS_OK);
-    send(fake->plan);
+    send_out(fake->plan);
 }
 
 static void take_control(struct fake *fake, const struct control_message *message) {
@@ -264,7 +295,7 @@ void fake_listen(struct fake *fake) {
                          STATUS_OK);
         take_control(fake, &message);
     }
-    while (transport_receive(fake->plan, &world->in, NULL) == STATUS_OK) {
+    while (fake->plan != NULL && transport_receive(fake->plan, &world->in, NULL) == STATUS_OK) {
         ck_assert_int_eq(
             codec_header_decode(world->in.data, world->in.bytes_used, &header, &body, NULL),
             STATUS_OK);

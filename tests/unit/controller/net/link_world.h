@@ -38,6 +38,10 @@ struct link_world {
     struct fake fakes[LINK_WORLD_WORKERS];
     struct arena arena;
     struct buf out, in;
+    // How workers dial, when not by the run directory.
+    char base[64];
+    const char *binds[1];
+    struct link_key_pair controller_keys, keys;    // `keys` of the next worker
     // Heard by the sink.
     uint32_t readies, losses, progresses, results;
     struct worker_link_ready ready;
@@ -55,7 +59,10 @@ void link_world_init(uint32_t groups, uint32_t ranks);
 void link_world_deinit(void);
 void link_world_open(void);
 void link_world_close(void);
+// The same, listening on this host's network too, where workers dial with `keys` from now on.
+void link_world_open_tcp(void);
 
+struct transport *link_world_dial(const char *peer, enum transport_channel channel);
 struct fake *link_world_worker(uint32_t index, uint32_t group,
                                uint32_t rank);    // connected, silent
 void fake_leave(struct fake *fake);               // as a killed process

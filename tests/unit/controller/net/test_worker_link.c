@@ -282,7 +282,10 @@ START_TEST(what_differs_is_named) {
     // In another group another configuration is allowed.
     fake = link_world_worker(1, 1, 1);
     fake->config_digest = "odd";
+    uint64_t read = link_world_read();
     fake_hello(fake);
+    LINK_WORLD_UNTIL(link_world_read() == read + 1);
+    ck_assert_uint_eq(fake->refusals, 0);
     fake_hello(link_world_worker(2, 1, 0));
     LINK_WORLD_UNTIL(fake_at(2)->refusals == 1);    // not within one
     link_world_deinit();
@@ -454,6 +457,111 @@ START_TEST(epochs_go_on_above_what_any_worker_knows) {
 }
 END_TEST
 
+// ---- over a network ----------------------------------------------------------------------------
+
+static struct link_allow *allow_two(struct link_key_pair nodes[2]) {
+    char text[512];
+    struct link_allow *allow = NULL;
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(link_key_pair_create(&nodes[i], NULL), STATUS_OK);
+    }
+    ck_assert_int_eq(link_key_pair_create(&world->controller_keys, NULL), STATUS_OK);
+    snprintf(text, sizeof text, "node-1 %s role=worker ids=g0r*\nnode-2 %s role=worker ids=g1r0\n",
+             nodes[0].public_key, nodes[1].public_key);
+    ck_assert_int_eq(link_allow_parse("list", text, &allow, NULL), STATUS_OK);
+    world->options.allow = allow;
+    return allow;
+}
+
+START_TEST(a_key_opens_its_own_places_only) {
+    struct link_key_pair nodes[2];
+    link_world_init(2, 1);
+    struct link_allow *allow = allow_two(nodes);
+    link_world_open_tcp();
+    world->keys = nodes[0];
+    link_world_form(0, 100, 7);
+    struct worker_link_member member;
+    worker_link_member(world->link, 0, 0, world->now_us, &member);
+    ck_assert_str_eq(member.user, "node-1");
+    ck_assert_str_eq(member.state, "ready");
+    struct fake *other = link_world_worker(1, 1, 0);    // the place of node-2
+    fake_hello(other);
+    LINK_WORLD_UNTIL(other->refusals == 1);
+    ck_assert_ptr_nonnull(strstr(other->refused, "the key 'node-1' may not be rank 0 of group 1"));
+    ck_assert_uint_eq(other->refused_code, EXIT_CODE_PERMISSION);
+    struct worker_link_counters counters;
+    worker_link_count(world->link, world->now_us, &counters);
+    ck_assert_uint_eq(counters.refused, 1);
+    world->keys = nodes[1];
+    link_world_form(1, 100, 7);
+    link_world_deinit();
+    link_allow_destroy(allow);
+}
+END_TEST
+
+// Not even under the other's name on a channel that it has not dialled yet.
+START_TEST(nobody_speaks_for_another_key) {
+    struct link_key_pair nodes[2];
+    link_world_init(1, 1);
+    struct link_allow *allow = allow_two(nodes);
+    link_world_open_tcp();
+    world->keys = nodes[0];
+    struct fake *victim = link_world_worker(0, 0, 0);
+    transport_close(victim->plan);
+    victim->plan = NULL;
+    fake_hello(victim);
+    LINK_WORLD_UNTIL(victim->welcomes == 1);
+    world->keys = nodes[1];
+    victim->plan = link_world_dial(victim->peer, TRANSPORT_CHANNEL_PLAN);
+    uint64_t read = link_world_read();
+    fake_capacity(victim, 100, 7);
+    LINK_WORLD_UNTIL(link_world_read() > read);
+    ck_assert_uint_eq(world->readies, 0);
+    ck_assert_uint_eq(world->losses, 0);
+    struct worker_link_counters counters;
+    worker_link_count(world->link, world->now_us, &counters);
+    ck_assert_uint_eq(counters.messages_bad, 1);
+    link_world_deinit();
+    link_allow_destroy(allow);
+}
+END_TEST
+
+START_TEST(a_stranger_is_counted) {
+    struct link_key_pair nodes[2];
+    link_world_init(1, 1);
+    struct link_allow *allow = allow_two(nodes);
+    link_world_open_tcp();
+    ck_assert_int_eq(link_key_pair_create(&world->keys, NULL), STATUS_OK);
+    link_world_worker(0, 0, 0);
+    struct worker_link_counters counters = {0};
+    for (int i = 0; counters.strangers == 0 || counters.handshakes_refused == 0; i++) {
+        ck_assert_int_lt(i, 4000);
+        link_world_turn();
+        worker_link_count(world->link, world->now_us, &counters);
+    }
+    ck_assert_uint_eq(counters.messages_in, 0);
+    link_world_deinit();
+    link_allow_destroy(allow);
+}
+END_TEST
+
+START_TEST(every_network_at_once_must_be_asked_for) {
+    struct link_key_pair nodes[2];
+    link_world_init(1, 1);
+    struct link_allow *allow = allow_two(nodes);
+    const char *const binds[] = {"tcp://0.0.0.0:1"};
+    world->options.binds = binds;
+    world->options.bind_count = 1;
+    world->options.keys = &world->controller_keys;
+    struct error err = {0};
+    ck_assert_int_eq(worker_link_open(&world->options, &world->link, &err), STATUS_INVALID);
+    ck_assert_ptr_nonnull(strstr(err.message, "every network"));
+    ck_assert_ptr_nonnull(strstr(err.hint, "--insecure-bind"));
+    link_world_deinit();
+    link_allow_destroy(allow);
+}
+END_TEST
+
 // ---- a flood -----------------------------------------------------------------------------------
 
 enum { MESSAGES = 20, NAP_MS = 2 };
@@ -523,6 +631,10 @@ Suite *suite_worker_link(void) {
         a_worker_that_leaves_says_why,
         epochs_go_on_above_those_of_the_dead_controller,
         epochs_go_on_above_what_any_worker_knows,
+        a_key_opens_its_own_places_only,
+        nobody_speaks_for_another_key,
+        a_stranger_is_counted,
+        every_network_at_once_must_be_asked_for,
         a_poll_ends_in_the_middle_of_a_flood_and_says_so,
     };
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
