@@ -123,7 +123,8 @@
     X(BLOCK_SIZE, "block-size", INT, "32", OPTION_SW_, "memory", 16, 256, NULL,                    \
       "tokens per KV block: 16, 32, 64, 128 or 256")                                               \
     X(THREADS, "threads", INT, "0", OPTION_SW_, "memory", 0, 256, NULL,                            \
-      "compute threads of the cpu device; 0: one per core")                                        \
+      "compute threads of the cpu device, shared out among the workers that serve starts; 0: one " \
+      "per core")                                                                                  \
     X(CPU_ISA, "cpu-isa", CHOICE, "auto", OPTION_SW_, "memory", 0, 0, "auto scalar avx2 avx512",   \
       "instruction set of the cpu kernels; auto takes the best this machine has")                  \
     X(CONFIG, "config", STRING, NULL, OPTION_ALL_, "general", 0, 0, NULL,                          \

@@ -323,6 +323,25 @@ static const char *state_name(const struct controller *c, const struct core_gaug
     return c->announced ? "recovering" : "loading";
 }
 
+static void describe_worker(void *ctx, uint32_t group, uint32_t rank, struct status_worker *out) {
+    struct controller *c = ctx;
+    struct worker_link_member member;
+    worker_link_member(c->link, group, rank, clock_monotonic_us(), &member);
+    *out = (struct status_worker){
+        .name = member.name,
+        .state = member.state,
+        .device = member.device,
+        .key = member.user,
+        .pid = member.pid,
+        .epoch = member.epoch,
+        .heartbeat_age_us = member.heard_age_us,
+        .applied_seq = member.applied_seq,
+        .completed_seq = member.completed_seq,
+        .resident_bytes = member.resident_bytes,
+        .kv_blocks = member.kv_blocks,
+    };
+}
+
 static void on_status(void *ctx, struct buf *out) {
     struct controller *c = ctx;
     struct snapshot snapshot;
@@ -342,6 +361,10 @@ static void on_status(void *ctx, struct buf *out) {
         .uptime_us = clock_monotonic_us() - c->start_us,
         .now_unix_ms = clock_unix_ms(),
         .stats = &snapshot.view,
+        .groups = c->groups,
+        .world = (uint32_t)config_int(c->config, OPTION_TENSOR_PARALLEL_SIZE),
+        .ctx = c,
+        .worker = describe_worker,
     };
     status_json(&view, out);
 }

@@ -3,6 +3,7 @@
 
 #include "common/json.h"
 #include "common/version.h"
+#include <stdio.h>
 #include <string.h>
 
 static void put_text(struct buf *out, const char *key, const char *text) {
@@ -94,6 +95,47 @@ static void write_worker(const struct stats_view *s, struct buf *out) {
     buf_append_str(out, "]},");
 }
 
+static void write_place(uint32_t rank, const struct status_worker *worker, struct buf *out) {
+    buf_append_str(out, rank == 0 ? "{" : ",{");
+    put_count(out, "rank", rank);
+    put_text(out, "id", worker->name);
+    put_text(out, "state", worker->state);
+    put_count(out, "pid", worker->pid);
+    put_count(out, "epoch", worker->epoch);
+    put_seconds(out, "heartbeat_age_seconds", worker->heartbeat_age_us);
+    put_count(out, "applied_seq", worker->applied_seq);
+    put_count(out, "completed_seq", worker->completed_seq);
+    put_count(out, "resident_bytes", worker->resident_bytes);
+    put_count(out, "kv_blocks", worker->kv_blocks);
+    put_text(out, "device", worker->device);
+    put_text(out, "key", worker->key);
+    close_object(out, "}");
+}
+
+// A group is ready when all its ranks are.
+static void write_groups(const struct status_view *view, struct buf *out) {
+    buf_append_str(out, "\"groups\":[");
+    for (uint32_t g = 0; g < view->groups; g++) {
+        char name[16];
+        bool ready = true;
+        snprintf(name, sizeof name, "%u", g);
+        buf_append_str(out, g == 0 ? "{" : ",{");
+        put_text(out, "group", name);
+        put_count(out, "world", view->world);
+        buf_append_str(out, "\"workers\":[");
+        for (uint32_t r = 0; r < view->world; r++) {
+            struct status_worker worker;
+            view->worker(view->ctx, g, r, &worker);
+            ready = ready && strcmp(worker.state, "ready") == 0;
+            write_place(r, &worker, out);
+        }
+        buf_append_str(out, "],");
+        put_text(out, "state", ready ? "ready" : "forming");
+        close_object(out, "}");
+    }
+    buf_append_str(out, "],");
+}
+
 void status_json(const struct status_view *view, struct buf *out) {
     const struct stats_view *s = view->stats;
     buf_append_str(out, "{\"apiVersion\":\"v1\",\"kind\":\"Status\",");
@@ -108,6 +150,7 @@ void status_json(const struct status_view *view, struct buf *out) {
     if (s->capacity != NULL) {
         write_worker(s, out);
     }
+    write_groups(view, out);
     put_count(out, "as_of_unix_ms", view->now_unix_ms);
     close_object(out, "}\n");
 }

@@ -53,7 +53,8 @@ static int become_worker(const struct config *config, bool json, struct error *e
     buf_init(&flags, 1024 * 1024);
     config_forward(config, OPTION_PROGRAM_WORKER, &flags);
     if (buf_status(&flags) == STATUS_OK) {
-        program_exec("tare-worker", &flags, json ? "--plan=json" : "--plan=text", NULL);
+        const char *const extra[] = {json ? "--plan=json" : "--plan=text", NULL};
+        program_exec("tare-worker", &flags, extra);
         (void)error_set(err, STATUS_NOT_FOUND, "tare-worker cannot be executed");
     } else {
         (void)error_set(err, STATUS_EXHAUSTED, "the flags are too long");

@@ -10,7 +10,7 @@
 
 enum {
     PATH_BYTES = 4096,
-    WORDS_MAX = OPTION_COUNT + 4,    // each option once; program, two more words, NULL
+    WORDS_MAX = OPTION_COUNT + PROGRAM_EXTRA_MAX + 2,    // each option once; program, NULL
 };
 
 // The other programs lie beside this one.
@@ -25,8 +25,7 @@ static void sibling_path(const char *name, char *out) {
     snprintf(out, PATH_BYTES, "%.3900s%s", self, name);
 }
 
-void program_exec(const char *name, const struct buf *flags, const char *extra_a,
-                  const char *extra_b) {
+void program_exec(const char *name, const struct buf *flags, const char *const *extra) {
     char path[PATH_BYTES];
     sibling_path(name, path);
     const char *words[WORDS_MAX];
@@ -34,12 +33,14 @@ void program_exec(const char *name, const struct buf *flags, const char *extra_a
     words[count++] = path;
     for (size_t at = 0; at < flags->bytes_used;) {
         const char *word = (const char *)flags->data + at;
-        INVARIANT(count < WORDS_MAX - 3);
+        INVARIANT(count < WORDS_MAX - 1);
         words[count++] = word;
         at += strlen(word) + 1;
     }
-    words[count++] = extra_a;
-    words[count++] = extra_b;
+    for (; *extra != NULL; extra++) {
+        INVARIANT(count < WORDS_MAX - 1);
+        words[count++] = *extra;
+    }
     words[count] = NULL;
     execv(path, (char *const *)words);    // its type is older than const
     fprintf(stderr, "tare: '%s' cannot be started: %s\n", path, strerror(errno));

@@ -9,8 +9,9 @@
 //   Owns nothing.  Thread any.  Allocates never.
 //   Fails: returns only when the program cannot be executed, after saying so on stderr.
 
-// `flags` as config_forward writes them; then the extra words, each NULL when there is none.
-void program_exec(const char *name, const struct buf *flags, const char *extra_a,
-                  const char *extra_b);
+enum { PROGRAM_EXTRA_MAX = 8 };
+
+// `flags` as config_forward writes them; then the extra words, which a NULL ends.
+void program_exec(const char *name, const struct buf *flags, const char *const *extra);
 
 #endif

@@ -8,6 +8,7 @@
 #include "controller/cli/program.h"
 #include <errno.h>
 #include <limits.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +23,7 @@ enum {
     PATH_BYTES = 4096,
     LEAVE_US = 5 * 1000 * 1000,        // patience with a child after the other one has ended
     ASK_AGAIN_US = 1 * 1000 * 1000,    // of that, until the second request
-    RESTARTS_MAX = 5,                  // of the worker, within RESTART_WINDOW_US
+    RESTARTS_MAX = 5,                  // of one worker, within RESTART_WINDOW_US
     RESTART_WINDOW_US = 60 * 1000 * 1000,
     RESTART_DELAY_US = 500 * 1000,    // a controller that drained on its own ends meanwhile
 };
@@ -32,15 +33,24 @@ struct child {
     pid_t pid;           // 0 when not running
 };
 
-struct serve {
-    struct config *config;
-    struct child controller, worker;
-    char run_dir[PATH_BYTES];
-    bool own_run_dir;
+struct worker_child {
+    struct child child;
+    uint32_t group, rank;
     uint64_t restarts_us[RESTARTS_MAX];    // a ring of the last ones
     uint32_t restart_count;
     uint64_t restart_due_us;    // 0: none is planned
-    sigset_t watched;           // blocked everywhere here, taken with sigtimedwait
+    bool given_up;              // it ended in a way that another start will not change
+};
+
+struct serve {
+    struct config *config;
+    struct child controller;
+    struct worker_child *workers;    // [groups][world]
+    uint32_t worker_count, world;
+    uint32_t threads;    // of each worker; 0: it takes what there is
+    char run_dir[PATH_BYTES];
+    bool own_run_dir;
+    sigset_t watched;    // blocked everywhere here, taken with sigtimedwait
 };
 
 // ---- starting ----------------------------------------------------------------------------------
@@ -96,8 +106,8 @@ static void export_keys(const struct config *config) {
 }
 
 static enum status start_child(struct serve *serve, struct child *child,
-                               enum option_program program, const char *extra_a,
-                               const char *extra_b, struct error *err) {
+                               enum option_program program, const char *const *extra,
+                               struct error *err) {
     struct buf flags;
     buf_init(&flags, 1024 * 1024);
     config_forward(serve->config, program, &flags);
@@ -111,7 +121,7 @@ static enum status start_child(struct serve *serve, struct child *child,
         setpgid(0, 0);
         prctl(PR_SET_PDEATHSIG, SIGTERM);
         sigprocmask(SIG_UNBLOCK, &serve->watched, NULL);
-        program_exec(child->name, &flags, extra_a, extra_b);
+        program_exec(child->name, &flags, extra);
         _exit(EXIT_CODE_OS);
     }
     buf_deinit(&flags);
@@ -122,20 +132,56 @@ static enum status start_child(struct serve *serve, struct child *child,
     return STATUS_OK;
 }
 
-static enum status start_worker(struct serve *serve, struct error *err) {
-    char address[PATH_BYTES + 32];
+static enum status start_worker(struct serve *serve, struct worker_child *worker,
+                                struct error *err) {
+    char address[PATH_BYTES + 32], group[32], rank[32], threads[32];
     snprintf(address, sizeof address, "--controller=ipc://%s", serve->run_dir);
-    return start_child(serve, &serve->worker, OPTION_PROGRAM_WORKER, address, "--worker-id=g0r0",
-                       err);
+    snprintf(group, sizeof group, "--group=%u", worker->group);
+    snprintf(rank, sizeof rank, "--rank=%u", worker->rank);
+    snprintf(threads, sizeof threads, "--threads=%u", serve->threads);
+    const char *const extra[] = {address, group, rank, threads, NULL};
+    return start_child(serve, &worker->child, OPTION_PROGRAM_WORKER, extra, err);
+}
+
+// Workers of one host share its cores, or as many threads as were asked for.
+static uint32_t share_of_threads(const struct serve *serve) {
+    uint32_t threads = (uint32_t)config_int(serve->config, OPTION_THREADS);
+    if (serve->worker_count == 1) {
+        return threads;
+    }
+    if (threads == 0) {
+        cpu_set_t cores;
+        threads = sched_getaffinity(0, sizeof cores, &cores) == 0 ? (uint32_t)CPU_COUNT(&cores) : 1;
+    }
+    return threads > serve->worker_count ? threads / serve->worker_count : 1;
+}
+
+static enum status plan_workers(struct serve *serve, struct error *err) {
+    serve->world = (uint32_t)config_int(serve->config, OPTION_TENSOR_PARALLEL_SIZE);
+    uint32_t count = serve->world * (uint32_t)config_int(serve->config, OPTION_GROUPS);
+    serve->workers = memory_array(count, sizeof *serve->workers);
+    if (serve->workers == NULL) {
+        return error_set(err, STATUS_EXHAUSTED, "no memory for %u workers", count);
+    }
+    serve->worker_count = count;
+    serve->threads = share_of_threads(serve);
+    for (uint32_t i = 0; i < serve->worker_count; i++) {
+        serve->workers[i] = (struct worker_child){
+            .child = {.name = "tare-worker"}, .group = i / serve->world, .rank = i % serve->world};
+    }
+    return STATUS_OK;
 }
 
 static enum status start_children(struct serve *serve, struct error *err) {
     char run_dir[PATH_BYTES + 16];
     snprintf(run_dir, sizeof run_dir, "--run-dir=%s", serve->run_dir);
     export_keys(serve->config);
-    TRY(start_child(serve, &serve->controller, OPTION_PROGRAM_CONTROLLER, run_dir, "--banner",
-                    err));
-    return start_worker(serve, err);
+    const char *const extra[] = {run_dir, "--banner", NULL};
+    TRY(start_child(serve, &serve->controller, OPTION_PROGRAM_CONTROLLER, extra, err));
+    for (uint32_t i = 0; i < serve->worker_count; i++) {
+        TRY(start_worker(serve, &serve->workers[i], err));
+    }
+    return STATUS_OK;
 }
 
 // ---- watching ----------------------------------------------------------------------------------
@@ -181,41 +227,97 @@ static void end_child(struct serve *serve, struct child *child) {
     }
 }
 
+static void end_workers(struct serve *serve) {
+    for (uint32_t i = 0; i < serve->worker_count; i++) {
+        signal_child(&serve->workers[i].child, SIGTERM);    // all at once
+    }
+    for (uint32_t i = 0; i < serve->worker_count; i++) {
+        end_child(serve, &serve->workers[i].child);
+    }
+}
+
 // A worker that was killed, or told to leave by somebody else than the controller's drain, is
 // started again: the controller resumes its requests. Codes say that a restart cannot help.
-static bool plan_restart(struct serve *serve, int status) {
+static bool plan_restart(struct worker_child *worker, int status) {
     if (!WIFSIGNALED(status) && exit_code_of(status) != EXIT_CODE_OK) {
         return false;
     }
     uint64_t now_us = clock_monotonic_us();
-    uint64_t *oldest_us = &serve->restarts_us[serve->restart_count % RESTARTS_MAX];
-    if (serve->restart_count >= RESTARTS_MAX && now_us - *oldest_us < RESTART_WINDOW_US) {
-        fprintf(stderr, "tare: the worker ended %d times within a minute\n", RESTARTS_MAX + 1);
+    uint64_t *oldest_us = &worker->restarts_us[worker->restart_count % RESTARTS_MAX];
+    if (worker->restart_count >= RESTARTS_MAX && now_us - *oldest_us < RESTART_WINDOW_US) {
+        fprintf(stderr, "tare: worker g%ur%u ended %d times within a minute\n", worker->group,
+                worker->rank, RESTARTS_MAX + 1);
         return false;
     }
     *oldest_us = now_us;
-    serve->restart_count++;
-    serve->restart_due_us = now_us + RESTART_DELAY_US;
+    worker->restart_count++;
+    worker->restart_due_us = now_us + RESTART_DELAY_US;
     return true;
 }
 
-// Starts the worker again when it is time to. Returns the next signal, or -1 after a while.
-static int wait_signal(struct serve *serve, struct error *err, enum status *status) {
-    if (serve->restart_due_us == 0) {
-        return sigwaitinfo(&serve->watched, NULL);
+// Starts the workers again whose time has come. True while others wait for theirs.
+static bool start_due(struct serve *serve, struct error *err, enum status *status) {
+    bool waits = false;
+    for (uint32_t i = 0; i < serve->worker_count && *status == STATUS_OK; i++) {
+        struct worker_child *worker = &serve->workers[i];
+        if (worker->restart_due_us != 0 && clock_monotonic_us() >= worker->restart_due_us) {
+            worker->restart_due_us = 0;
+            fprintf(stderr, "tare: worker g%ur%u ended, starting another\n", worker->group,
+                    worker->rank);
+            *status = start_worker(serve, worker, err);
+        }
+        waits = waits || worker->restart_due_us != 0;
     }
-    if (clock_monotonic_us() >= serve->restart_due_us) {
-        serve->restart_due_us = 0;
-        fprintf(stderr, "tare: the worker ended, starting another\n");
-        *status = start_worker(serve, err);
-        return -1;
+    return waits;
+}
+
+// The next signal, or -1 after a while.
+static int wait_signal(struct serve *serve, struct error *err, enum status *status) {
+    if (!start_due(serve, err, status)) {
+        return *status == STATUS_OK ? sigwaitinfo(&serve->watched, NULL) : -1;
     }
     struct timespec slice = {.tv_nsec = 50 * 1000 * 1000};
     return sigtimedwait(&serve->watched, NULL, &slice);
 }
 
+// Some group has all its workers, or will have.
+static bool goes_on(const struct serve *serve) {
+    for (uint32_t first = 0; first < serve->worker_count; first += serve->world) {
+        bool whole = true;
+        for (uint32_t r = 0; r < serve->world; r++) {
+            whole = whole && !serve->workers[first + r].given_up;
+        }
+        if (whole) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// A worker has ended. True when the service ends with it, with `*code`.
+static bool worker_ended(struct serve *serve, struct worker_child *worker, int status, int stops,
+                         int *code) {
+    *code = exit_code_of(status);
+    if (stops > 0) {
+        return *code != EXIT_CODE_OK;    // told to leave by a controller that drained, or not
+    }
+    if (plan_restart(worker, status)) {
+        return false;
+    }
+    worker->given_up = true;
+    if (goes_on(serve)) {
+        fprintf(stderr, "tare: worker g%ur%u cannot start (exit code %d): the other groups go on\n",
+                worker->group, worker->rank, *code);
+        return false;
+    }
+    *code = *code == EXIT_CODE_OK ? EXIT_CODE_UNEXPECTED : *code;
+    return true;
+}
+
 static void stop(struct serve *serve, int count) {
-    serve->restart_due_us = 0;
+    for (uint32_t i = 0; i < serve->worker_count; i++) {
+        serve->workers[i].restart_due_us = 0;
+    }
     if (isatty(STDERR_FILENO)) {
         fprintf(stderr, count == 1 ? "\ntare: finishing running requests (again to end now)\n"
                                    : "\ntare: ending now\n");
@@ -223,26 +325,26 @@ static void stop(struct serve *serve, int count) {
     signal_child(&serve->controller, SIGTERM);
 }
 
-// Until one child ends the service. Returns the exit code.
+// Until a child ends the service. Returns the exit code.
 static int watch(struct serve *serve) {
     struct error err = {0};
     enum status status = STATUS_OK;
-    int ended = 0;
+    int ended = 0, code = EXIT_CODE_OK;
     int stops = 0;
     bool on_terminal = isatty(STDERR_FILENO) != 0;
     while (status == STATUS_OK) {
         if (reap(&serve->controller, &ended)) {
-            end_child(serve, &serve->worker);
+            end_workers(serve);
             // Stopped before it minded signals: it had served nobody, and that is a clean end.
             bool unborn = stops > 0 && WIFSIGNALED(ended) && WTERMSIG(ended) == SIGTERM;
             return unborn ? EXIT_CODE_OK : exit_code_of(ended);
         }
-        if (reap(&serve->worker, &ended) && (stops > 0 || !plan_restart(serve, ended))) {
-            int code = exit_code_of(ended);
-            // Told to leave by a controller that drained, or failed for good.
-            if (stops == 0 || code != EXIT_CODE_OK) {
+        for (uint32_t i = 0; i < serve->worker_count; i++) {
+            if (reap(&serve->workers[i].child, &ended) &&
+                worker_ended(serve, &serve->workers[i], ended, stops, &code)) {
                 end_child(serve, &serve->controller);
-                return code == EXIT_CODE_OK ? EXIT_CODE_UNEXPECTED : code;
+                end_workers(serve);
+                return code;
             }
         }
         int signal = wait_signal(serve, &err, &status);
@@ -255,6 +357,7 @@ static int watch(struct serve *serve) {
     }
     error_print("tare", &err);
     end_child(serve, &serve->controller);
+    end_workers(serve);
     return EXIT_CODE_OS;
 }
 
@@ -293,19 +396,21 @@ static void print_notes(const struct config *config) {
 
 // The controller checks keys, tokenizer and template, the worker the weights and their memory.
 static int run_check(struct serve *serve) {
+    static const char *const extra[] = {"--check", NULL};
     struct error err = {0};
-    struct child *const children[] = {&serve->controller, &serve->worker};
+    const struct {
+        struct child *child;
+        enum option_program program;
+    } parts[] = {{&serve->controller, OPTION_PROGRAM_CONTROLLER},
+                 {&serve->workers[0].child, OPTION_PROGRAM_WORKER}};
     int code = EXIT_CODE_OK;
     for (size_t i = 0; i < 2 && code == EXIT_CODE_OK; i++) {
-        bool first = i == 0;
-        if (start_child(serve, children[i],
-                        first ? OPTION_PROGRAM_CONTROLLER : OPTION_PROGRAM_WORKER, "--check",
-                        first ? "--banner" : "--worker-id=check", &err) != STATUS_OK) {
+        if (start_child(serve, parts[i].child, parts[i].program, extra, &err) != STATUS_OK) {
             error_print("tare", &err);
             return EXIT_CODE_OS;
         }
         int status = 0;
-        waitpid(children[i]->pid, &status, 0);
+        waitpid(parts[i].child->pid, &status, 0);
         code = exit_code_of(status);
     }
     return code;
@@ -320,10 +425,13 @@ static int run(struct serve *serve) {
     sigaddset(&serve->watched, SIGHUP);
     sigaddset(&serve->watched, SIGCHLD);
     sigprocmask(SIG_BLOCK, &serve->watched, NULL);
-    if (config_bool(serve->config, OPTION_CHECK)) {
+    enum status status = plan_workers(serve, &err);
+    if (status == STATUS_OK && config_bool(serve->config, OPTION_CHECK)) {
         return run_check(serve);
     }
-    enum status status = make_run_dir(serve, &err);
+    if (status == STATUS_OK) {
+        status = make_run_dir(serve, &err);
+    }
     if (status == STATUS_OK) {
         status = start_children(serve, &err);
     }
@@ -332,7 +440,7 @@ static int run(struct serve *serve) {
         code = watch(serve);
     } else {
         error_print("tare", &err);
-        end_child(serve, &serve->worker);
+        end_workers(serve);
         end_child(serve, &serve->controller);
     }
     if (serve->own_run_dir) {
@@ -342,8 +450,7 @@ static int run(struct serve *serve) {
 }
 
 int serve_run(int argc, char **argv) {
-    struct serve serve = {.controller = {.name = "tare-controller"},
-                          .worker = {.name = "tare-worker"}};
+    struct serve serve = {.controller = {.name = "tare-controller"}};
     struct config_input input = {OPTION_PROGRAM_SERVE, "tare serve", argc, argv, environ};
     struct buf text;
     struct error err = {0};
@@ -366,6 +473,7 @@ int serve_run(int argc, char **argv) {
         }
     }
     buf_deinit(&text);
+    memory_free(serve.workers);
     config_destroy(serve.config);
     return code;
 }

@@ -59,6 +59,29 @@ static void show_worker(const struct json *worker) {
            (double)count_of(worker, "foreign_bytes") / MIB);
 }
 
+static const char *place_text(const struct json *object, const char *key) {
+    const char *text = text_of(object, key);
+    return text[0] == '\0' ? "-" : text;
+}
+
+static void show_groups(const struct json *groups) {
+    printf("group     rank  worker    state    pid      epoch  heartbeat  resident MiB  key\n");
+    for (size_t g = 0; g < json_count(groups); g++) {
+        const struct json *group = json_at(groups, g);
+        const struct json *workers = json_get(group, "workers");
+        for (size_t r = 0; r < json_count(workers); r++) {
+            const struct json *worker = json_at(workers, r);
+            bool away = count_of(worker, "pid") == 0;
+            printf("%-8s  %4lld  %-8s  %-7s  %-7lld  %5lld  %7.1f s  %12.1f  %s\n",
+                   r == 0 ? text_of(group, "group") : "", count_of(worker, "rank"),
+                   place_text(worker, "id"), text_of(worker, "state"), count_of(worker, "pid"),
+                   count_of(worker, "epoch"),
+                   away ? 0.0 : json_number(json_get(worker, "heartbeat_age_seconds")),
+                   (double)count_of(worker, "resident_bytes") / MIB, place_text(worker, "key"));
+        }
+    }
+}
+
 static void show(const struct json *status) {
     const struct json *requests = json_get(status, "requests");
     const struct json *kv = json_get(status, "kv");
@@ -75,6 +98,7 @@ static void show(const struct json *status) {
            text_of(kv, "group"), count_of(kv, "blocks_free"), count_of(kv, "blocks"),
            (double)count_of(kv, "block_bytes") / 1024.0, count_of(kv, "capacity_tokens"),
            text_of(kv, "state"));
+    show_groups(json_get(status, "groups"));
     if (!json_absent(json_get(status, "worker"))) {
         show_worker(json_get(status, "worker"));
     }

@@ -610,7 +610,7 @@ static void tell_of_strangers(struct worker_link *link) {
     struct transport_faults faults;
     transport_faults(link->control, &faults);
     uint64_t count = faults.strangers + faults.handshakes_refused;
-    if (count != link->strangers_said) {
+    if (count != link->strangers_said && link->options.bind_count > 0) {
         link->strangers_said = count;
         log_warn("worker_link",
                  "connections refused unknown_key=%llu failed_handshake=%llu last_unknown=%s",

@@ -39,6 +39,23 @@ static struct status_view view;
 static struct buf out;
 static struct json_doc *doc;
 
+// The last rank of the last group is not there.
+static void describe(void *ctx, uint32_t group, uint32_t rank, struct status_worker *worker) {
+    static const char *const names[2][2] = {{"g0r0", "g0r1"}, {"g1r0", ""}};
+    ck_assert_ptr_eq(ctx, &stats);
+    bool away = group == 1 && rank == 1;
+    *worker = (struct status_worker){.name = names[group][rank],
+                                     .state = away ? "away" : "ready",
+                                     .device = "cpu",
+                                     .key = group == 1 ? "node-2" : "",
+                                     .pid = away ? 0 : 70 + rank,
+                                     .epoch = away ? 0 : 5 + group,
+                                     .heartbeat_age_us = 1500000,
+                                     .applied_seq = 9,
+                                     .completed_seq = 8,
+                                     .kv_blocks = 100 + rank};
+}
+
 static void set_up(void) {
     stats = (struct stats_view){.gauges = &gauges,
                                 .capacity = &capacity,
@@ -51,7 +68,11 @@ static void set_up(void) {
                                 .state = "ready",
                                 .uptime_us = 61000000,
                                 .now_unix_ms = 1234,
-                                .stats = &stats};
+                                .stats = &stats,
+                                .groups = 2,
+                                .world = 2,
+                                .ctx = &stats,
+                                .worker = describe};
     buf_init(&out, 1 << 16);
 }
 
@@ -155,6 +176,28 @@ START_TEST(a_buffer_that_is_too_small_says_so_at_every_size) {
 }
 END_TEST
 
+START_TEST(every_place_of_every_group_is_shown) {
+    const struct json *groups = json_get(write_and_read(), "groups");
+    ck_assert_uint_eq(json_count(groups), 2);
+    const struct json *first = json_at(groups, 0), *second = json_at(groups, 1);
+    expect_text(first, "group", "0");
+    expect_text(first, "state", "ready");
+    expect_text(second, "state", "forming");
+    expect_int(second, "world", 2);
+    const struct json *worker = json_at(json_get(first, "workers"), 1);
+    expect_text(worker, "id", "g0r1");
+    expect_int(worker, "rank", 1);
+    expect_int(worker, "pid", 71);
+    expect_int(worker, "epoch", 5);
+    expect_number(worker, "heartbeat_age_seconds", 1.5);
+    expect_int(worker, "applied_seq", 9);
+    expect_int(worker, "completed_seq", 8);
+    expect_int(worker, "kv_blocks", 101);
+    expect_text(json_at(json_get(second, "workers"), 0), "key", "node-2");
+    expect_text(json_at(json_get(second, "workers"), 1), "state", "away");
+}
+END_TEST
+
 Suite *suite_status_json(void) {
     Suite *suite = suite_create("controller/status_json");
     TCase *tc = tcase_create("all");
@@ -163,6 +206,7 @@ Suite *suite_status_json(void) {
     tcase_add_test(tc, a_worker_is_shown_with_its_ledger);
     tcase_add_test(tc, without_a_worker_none_is_shown);
     tcase_add_test(tc, a_buffer_that_is_too_small_says_so_at_every_size);
+    tcase_add_test(tc, every_place_of_every_group_is_shown);
     suite_add_tcase(suite, tc);
     return suite;
 }
