@@ -64,6 +64,9 @@ stop_server
 SERVER=$COLD
 stop_server
 
+part "two groups in networks of their own, by tcp with keys"
+sh tests/e2e/network.sh "$work/tiny" "$python"
+
 part "overload is answered and retried"
 start_server "$work/small.log" "$work/tiny" --max-num-seqs 2 --max-num-queued-reqs 2
 "$python" tests/e2e/clients/openai_client.py "$URL" --overload
