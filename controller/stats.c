@@ -99,7 +99,7 @@ static const char *const phase_names[STATS_PHASE_COUNT] = {"ingest", "tick", "se
 
 // ---- the table ---------------------------------------------------------------------------------
 
-enum { MEMORY_LINES_MAX = 64, PLANS_REMEMBERED = 8 };
+enum { MEMORY_LINES_MAX = 64, PLANS_REMEMBERED = 4 };    // of each group
 
 struct compat {
     struct metric *running, *waiting, *kv_usage, *cache_info;
@@ -110,8 +110,14 @@ struct compat {
     struct metric *prompt_tokens, *generation_tokens;
 };
 
+static const char *const link_refusal_names[LINK_REFUSAL_COUNT] = {
+    [LINK_REFUSAL_HELLO] = "hello",
+    [LINK_REFUSAL_KEY] = "key",
+    [LINK_REFUSAL_HANDSHAKE] = "handshake",
+};
+
 struct remembered_plan {
-    uint64_t seq;
+    uint64_t group, seq;
     enum step_kind kind;
 };
 
@@ -134,6 +140,7 @@ struct stats {
     struct metric *plans, *plan_bytes, *plan_nacks[NACK_COUNT], *results_stale;
     struct metric *blocks[BLOCK_STATE_COUNT], *blocks_capacity, *capacity_tokens, *evictions,
         *moved;
+    struct metric *refusals[LINK_REFUSAL_COUNT];
     struct metric *worker_up, *heartbeat_age, *epoch, *sealed, *resident, *after_seal;
     struct metric *device_bytes, *budget_bytes, *foreign_bytes;
     struct metric *responses[RESPONSE_COUNT], *connections;
@@ -141,7 +148,7 @@ struct stats {
     char *memory_names[MEMORY_LINES_MAX];
     uint32_t memory_count;
     struct compat compat;
-    struct remembered_plan plan_ring[PLANS_REMEMBERED];
+    struct remembered_plan plan_ring[BOUND_GROUPS][PLANS_REMEMBERED];
 };
 
 // Collects the first failure, so that the lists below stay lists.
@@ -319,7 +326,13 @@ static void add_engine(struct builder *builder) {
     stats->heartbeat_age =
         add_one(builder, GAUGE("tare_worker_heartbeat_age_seconds", "Age of the last heartbeat."),
                 "rank", "0");
-    stats->epoch = add_one(builder, GAUGE("tare_epoch", "Epoch of the group."), NULL, NULL);
+    add_each(builder,
+             COUNTER("tare_worker_refusals_total",
+                     "Workers kept out: by what they said, by a key that is not on the list, or "
+                     "before that."),
+             "reason", link_refusal_names, LINK_REFUSAL_COUNT, stats->refusals);
+    stats->epoch =
+        add_one(builder, GAUGE("tare_epoch", "The last epoch of any group."), NULL, NULL);
     stats->sealed = add_one(builder, GAUGE("tare_mem_sealed", "The worker's allocator is sealed."),
                             "rank", "0");
     stats->resident =
@@ -539,6 +552,10 @@ void stats_response(struct stats *stats, int http_status) {
     metric_increase(stats->responses[kind], 1);
 }
 
+static struct remembered_plan *place_of(struct stats *stats, uint64_t group, uint64_t seq) {
+    return &stats->plan_ring[group % BOUND_GROUPS][seq % PLANS_REMEMBERED];
+}
+
 void stats_plan_sent(struct stats *stats, const struct plan *plan, uint64_t plan_bytes) {
     uint64_t prefill_tokens = 0;
     for (uint32_t i = 0; i < plan->prefill_count; i++) {
@@ -548,7 +565,8 @@ void stats_plan_sent(struct stats *stats, const struct plan *plan, uint64_t plan
     if (prefill_tokens > 0) {
         kind = plan->decode_rows > 0 ? STEP_KIND_MIXED : STEP_KIND_PREFILL;
     }
-    stats->plan_ring[plan->seq % PLANS_REMEMBERED] = (struct remembered_plan){plan->seq, kind};
+    *place_of(stats, plan->group, plan->seq) =
+        (struct remembered_plan){plan->group, plan->seq, kind};
     metric_observe(stats->rows[ROW_KIND_DECODE], plan->decode_rows);
     metric_observe(stats->rows[ROW_KIND_PREFILL], (double)prefill_tokens);
     metric_increase(stats->plans, 1);
@@ -556,8 +574,9 @@ void stats_plan_sent(struct stats *stats, const struct plan *plan, uint64_t plan
 }
 
 void stats_step_done(struct stats *stats, const struct step_result *result) {
-    const struct remembered_plan *plan = &stats->plan_ring[result->seq % PLANS_REMEMBERED];
-    if (result->status == RESULT_STATUS_OK && plan->seq == result->seq) {
+    const struct remembered_plan *plan = place_of(stats, result->group, result->seq);
+    bool known = plan->group == result->group && plan->seq == result->seq;
+    if (result->status == RESULT_STATUS_OK && known) {
         metric_observe(stats->step[plan->kind], seconds(result->step_us));
     }
 }
@@ -611,6 +630,9 @@ static void copy_gauges(struct stats *stats, const struct stats_view *view) {
     metric_set_total(stats->slow_turns, view->slow_turns);
     metric_set_total(stats->deferred, view->requests_deferred);
     metric_set(stats->epoch, (double)view->epoch);
+    for (uint32_t i = 0; i < LINK_REFUSAL_COUNT; i++) {
+        metric_set_total(stats->refusals[i], view->worker_refusals[i]);
+    }
 }
 
 static void copy_compat(struct stats *stats, const struct stats_view *view) {

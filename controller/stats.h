@@ -54,7 +54,7 @@ void stats_sequence_done(struct stats *stats, const struct stats_sequence *seque
 void stats_over_quota(struct stats *stats, enum request_class class_);    // a refused request
 void stats_response(struct stats *stats, int http_status);    // one HTTP answer, streams included
 
-// A plan went out: its kind is remembered by seq until its result comes.
+// A plan went out: its kind is remembered by group and seq until its result comes.
 void stats_plan_sent(struct stats *stats, const struct plan *plan, uint64_t plan_bytes);
 void stats_step_done(struct stats *stats, const struct step_result *result);
 
@@ -71,6 +71,13 @@ void stats_loop_lag(struct stats *stats, uint64_t us);    // how late a timer fi
 
 // ---- scrape ------------------------------------------------------------------------------------
 
+enum link_refusal {
+    LINK_REFUSAL_HELLO,        // it said something that does not fit, or takes another's place
+    LINK_REFUSAL_KEY,          // its key is not on the list
+    LINK_REFUSAL_HANDSHAKE,    // it never got so far
+    LINK_REFUSAL_COUNT,
+};
+
 struct stats_view {
     const struct core_counters *counters;
     const struct core_gauges *gauges;
@@ -78,6 +85,7 @@ struct stats_view {
     const struct message_heartbeat *heartbeat;    // last one; NULL before the first
     uint64_t heartbeat_age_us;
     uint64_t epoch;
+    uint64_t worker_refusals[LINK_REFUSAL_COUNT];
     uint32_t connections;    // open client connections
     uint64_t requests_deferred, slow_turns;
 };

@@ -180,6 +180,24 @@ START_TEST(step_of_a_forgotten_plan_is_not_counted_as_another) {
 }
 END_TEST
 
+START_TEST(groups_number_their_plans_each_for_itself) {
+    struct fixture fixture;
+    fixture_init(&fixture, false);
+    struct plan decode = {.group = 1, .seq = 1, .decode_rows = 1};
+    const struct plan_prefill prefill = {.token_count = 40};
+    struct plan prompt = {.group = 2, .seq = 1, .prefill_count = 1, .prefills = &prefill};
+    stats_plan_sent(fixture.stats, &decode, 10);
+    stats_plan_sent(fixture.stats, &prompt, 10);
+    struct step_result result = {.group = 1, .seq = 1, .status = RESULT_STATUS_OK, .step_us = 4000};
+    stats_step_done(fixture.stats, &result);
+    ck_assert(shows(&fixture, "tare_step_seconds_count{model=\"tiny\",kind=\"decode\"} 1"));
+    ck_assert(shows(&fixture, "tare_step_seconds_count{model=\"tiny\",kind=\"prefill\"} 0"));
+    fixture.view.worker_refusals[LINK_REFUSAL_KEY] = 5;
+    ck_assert(shows(&fixture, "tare_worker_refusals_total{model=\"tiny\",reason=\"key\"} 5"));
+    fixture_deinit(&fixture);
+}
+END_TEST
+
 // Runs `promtool check metrics` over the text; returns its exit status and its output.
 static int promtool(struct fixture *fixture, char *output, size_t output_bytes) {
     char path[] = "/tmp/tare-metrics-XXXXXX";
@@ -255,6 +273,7 @@ Suite *suite_stats(void) {
     tcase_add_test(tc, alias_block_can_be_removed);
     tcase_add_test(tc, nothing_is_invented_before_a_worker_is_ready);
     tcase_add_test(tc, step_of_a_forgotten_plan_is_not_counted_as_another);
+    tcase_add_test(tc, groups_number_their_plans_each_for_itself);
     tcase_add_test(tc, promtool_has_nothing_to_say);
     tcase_add_test(tc, promtool_minds_only_the_colons_of_foreign_names);
     tcase_add_test(tc, scrape_is_cheap);
