@@ -66,6 +66,8 @@ stop_server
 
 part "two groups in networks of their own, by tcp with keys"
 sh tests/e2e/network.sh "$work/tiny" "$python"
+part "groups on one host, deaths and restarts"
+sh tests/e2e/groups.sh "$work/tiny" "$python"
 
 part "overload is answered and retried"
 start_server "$work/small.log" "$work/tiny" --max-num-seqs 2 --max-num-queued-reqs 2
