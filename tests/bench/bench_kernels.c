@@ -225,7 +225,8 @@ static struct op_weight make_weight(struct bench *bench, enum dtype type, uint32
     uint8_t *source = memory_zalloc(row_bytes * rows);
     void *packed = big_alloc(bench->ops->weight_bytes(type, rows, cols));
     fill_source(bench, type, source, row_bytes * rows);
-    bench->ops->weight_pack(&weight, source, packed, 0, rows);
+    const struct op_source from = {source, row_bytes, rows};
+    bench->ops->weight_pack(&weight, &from, packed, 0, rows);
     memory_free(source);
     weight.data = packed;
     return weight;
@@ -480,7 +481,9 @@ static void fill_step(struct step *s) {
 static void run_step(struct bench *bench, void *arg) {
     struct step *s = arg;
     s->since_ns = clock_monotonic_ns();
-    bench->ops->embed(&bench->ctx, &(struct op_embed_args){&s->op, &s->model->embed, s->model->x});
+    bench->ops->embed(
+        &bench->ctx,
+        &(struct op_embed_args){.step = &s->op, .weight = &s->model->embed, .y = s->model->x});
     lap(s, LAP_EMBED);
     for (uint32_t l = 0; l < LAYERS; l++) {
         attention_half(bench, s, l);

@@ -5,6 +5,7 @@
 #include "common/integers.h"
 #include "common/invariant.h"
 #include "common/memory.h"
+#include "worker/step/digest.h"
 #include <string.h>
 
 enum slot_state { SLOT_FREE, SLOT_PREFILLING, SLOT_DECODING, SLOT_DONE };
@@ -18,6 +19,8 @@ struct slot {
     uint32_t len_max;
     uint32_t block_count;
     int32_t last_token;                 // decoding: the token at position len, not yet computed
+    uint64_t blocks_digest;             // sum over its blocks, kept as they change
+    uint64_t sampling_digest;           // since admission
     struct sampling_params sampling;    // bias points into `bias`
     struct op_token_bias *bias;         // [BOUND_LOGIT_BIAS], allocated with the table
     // Scratch of plan judgement: the state as it will be after the plan.
@@ -442,7 +445,9 @@ static void admit(struct batch *batch, const struct plan_admit *admit) {
             (struct op_token_bias){admit->sampling.bias[i].token, admit->sampling.bias[i].bias};
     }
     slot->sampling.bias = NULL;    // the plan's memory goes; slot->bias stays
+    slot->sampling_digest = digest_sampling(&slot->sampling, slot->bias);
     copy_blocks(blocks_of(batch, admit->ref.slot), admit->blocks, admit->block_count);
+    slot->blocks_digest = digest_blocks(admit->blocks, 0, admit->block_count);
     if (admit->history_count > 0) {
         memcpy(history_of(batch, admit->ref.slot), admit->history,
                admit->history_count * sizeof(int32_t));
@@ -469,6 +474,9 @@ static void move_blocks(struct batch *batch, const struct plan *plan) {
             batch->copy_from[batch->copy_count] = *block;
             batch->copy_to[batch->copy_count++] = move->block;
         }
+        struct slot *slot = &batch->slots[move->ref.slot];
+        slot->blocks_digest -= digest_block(move->index, *block);
+        slot->blocks_digest += digest_block(move->index, move->block);
         *block = move->block;
     }
 }
@@ -484,8 +492,9 @@ static void change(struct batch *batch, const struct plan *plan) {
     for (uint32_t i = 0; i < plan->update_count; i++) {
         const struct plan_update *update = &plan->updates[i];
         struct slot *slot = &batch->slots[update->ref.slot];
-        copy_blocks(blocks_of(batch, update->ref.slot) + slot->block_count, update->append_blocks,
-                    update->append_count);
+        uint32_t *blocks = blocks_of(batch, update->ref.slot);
+        copy_blocks(blocks + slot->block_count, update->append_blocks, update->append_count);
+        slot->blocks_digest += digest_blocks(blocks, slot->block_count, update->append_count);
         slot->block_count += update->append_count;
         slot->paused = slot->next_paused;
     }
@@ -686,7 +695,26 @@ void batch_commit(struct batch *batch, struct result_row *rows) {
     }
 }
 
-static uint64_t mix(uint64_t digest, const void *bytes, size_t byte_count) {
+uint64_t batch_step_digest(const struct batch *batch, const struct result_row *rows,
+                           uint32_t count) {
+    uint64_t digest = digest_rows(rows, count);
+    for (uint32_t i = 0; i < batch->limits.envelope.seqs; i++) {
+        const struct slot *slot = &batch->slots[i];
+        if (slot->state == SLOT_FREE) {
+            continue;
+        }
+        uint64_t last = slot->state == SLOT_DECODING ? (uint32_t)slot->last_token : 0;
+        digest = digest_mix(digest, (uint64_t)i << 32 | slot->gen);
+        digest =
+            digest_mix(digest, (uint64_t)slot->state << 33 | (uint64_t)slot->paused << 32 | last);
+        digest = digest_mix(digest, (uint64_t)slot->len << 32 | slot->len_max);
+        digest = digest_mix(digest, (uint64_t)slot->prompt_tokens << 32 | slot->block_count);
+        digest = digest_mix(digest, slot->blocks_digest ^ hash_u64(slot->sampling_digest));
+    }
+    return digest;
+}
+
+static uint64_t mix_bytes(uint64_t digest, const void *bytes, size_t byte_count) {
     return hash_u64(digest ^ hash_bytes(bytes, byte_count));
 }
 
@@ -698,12 +726,12 @@ uint64_t batch_digest(const struct batch *batch) {
         const uint32_t facts[] = {
             (uint32_t)slot->state, slot->paused,  slot->gen,         slot->len,
             slot->prompt_tokens,   slot->len_max, slot->block_count, (uint32_t)slot->last_token};
-        digest = mix(digest, facts, sizeof facts);
-        digest = mix(digest, &slot->sampling, sizeof slot->sampling);
-        digest = mix(digest, slot->bias, BOUND_LOGIT_BIAS * sizeof *slot->bias);
+        digest = mix_bytes(digest, facts, sizeof facts);
+        digest = mix_bytes(digest, &slot->sampling, sizeof slot->sampling);
+        digest = mix_bytes(digest, slot->bias, BOUND_LOGIT_BIAS * sizeof *slot->bias);
     }
-    return mix(digest, batch->slot_blocks,
-               (size_t)e->seqs * e->blocks_per_seq * sizeof *batch->slot_blocks);
+    return mix_bytes(digest, batch->slot_blocks,
+                     (size_t)e->seqs * e->blocks_per_seq * sizeof *batch->slot_blocks);
 }
 
 void batch_audit(const struct batch *batch) {
@@ -715,6 +743,10 @@ void batch_audit(const struct batch *batch) {
         INVARIANT(slot->len <= slot->len_max);
         INVARIANT(slot->block_count <= batch->limits.envelope.blocks_per_seq);
         INVARIANT(slot->len <= slot->block_count * batch->limits.block_tokens);
+        const uint32_t *blocks =
+            batch->slot_blocks + (size_t)i * batch->limits.envelope.blocks_per_seq;
+        INVARIANT(slot->blocks_digest == digest_blocks(blocks, 0, slot->block_count));
+        INVARIANT(slot->sampling_digest == digest_sampling(&slot->sampling, slot->bias));
         for (uint32_t k = 0; k < slot->block_count; k++) {
             INVARIANT(batch->slot_blocks[(size_t)i * batch->limits.envelope.blocks_per_seq + k] <
                       batch->limits.kv_blocks);
