@@ -233,10 +233,6 @@ e2e: all    ## real clients against real processes
 tidy:    ## layers, doors, purity, bans, formatting
 	@sh tests/tidy/tidy.sh
 bench: bench-cpu bench-http bench-core    ## all benchmarks
-.PHONY: bench-fanout
-bench: bench-fanout
-bench-fanout: $(OUT)/tests/bench/bench_fanout    ## a plan to the 8 ranks of a group against one rank
-	@$(OUT)/tests/bench/bench_fanout
 bench-cpu: all    ## tokens per second against llama.cpp in the same run; start, memory, idle time
 	@sh tests/bench/bench_cpu.sh
 	@sh tests/bench/bench_machine.sh
@@ -261,6 +257,10 @@ format:    ## rewrite sources in the house format
 	clang-format -i $$(git ls-files '*.c' '*.h')
 lint: $(PROTO_GEN)    ## clang-tidy over all sources
 	clang-tidy --quiet $$(git ls-files '*.c' | grep -v '^tests/') -- $(CFLAGS) -DTARE_LINT
+.PHONY: bench-fanout
+bench: bench-fanout
+bench-fanout: $(OUT)/tests/bench/bench_fanout    ## a plan to the 8 ranks of a group against one rank
+	@$(OUT)/tests/bench/bench_fanout
 info:    ## what was detected, and what it means
 	@echo "version $(VERSION) ($(COMMIT))  compiler $(CC)  variant $(BUILD)  output $(OUT)"
 	@for p in $(PKGS); do printf '%-16s %s\n' $$p "$$(pkg-config --modversion $$p 2>/dev/null || echo 'missing: run make deps')"; done
