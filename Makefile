@@ -107,7 +107,7 @@ ALL_O := $(BASE_O) $(CONTROLLER_O) $(WORKER_O) $(CLI_O)
 PROGRAMS := tare tare-controller tare-worker
 BINS := $(PROGRAMS:%=$(OUT)/bin/%)
 
-.PHONY: soak sim unit-worker unit-kernels unit-controller all programs test check tidy bench bench-cpu bench-http bench-core bench-fanout bench-core-peer fuzz serve model deps deps-test test-run unit asan tsan \
+.PHONY: soak sim unit-worker unit-kernels unit-controller all programs test check tidy bench bench-cpu bench-http bench-core bench-core-peer fuzz serve model deps deps-test test-run unit asan tsan \
     integration e2e chaos format lint info help clean
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -232,7 +232,7 @@ e2e: all    ## real clients against real processes
 	@sh tests/e2e/run.sh
 tidy:    ## layers, doors, purity, bans, formatting
 	@sh tests/tidy/tidy.sh
-bench: bench-cpu bench-http bench-core bench-fanout    ## all benchmarks
+bench: bench-cpu bench-http bench-core    ## all benchmarks
 bench-cpu: all    ## tokens per second against llama.cpp in the same run; start, memory, idle time
 	@sh tests/bench/bench_cpu.sh
 	@sh tests/bench/bench_machine.sh
@@ -240,8 +240,6 @@ bench-http: all    ## requests and streamed tokens per second with a simulated w
 	@sh tests/bench/bench_http.sh
 bench-core: $(OUT)/tests/bench/bench_core    ## the controller's turn: microseconds and instructions at 256, 1,024 and 8,192 sequences
 	@sh tests/bench/bench_core.sh $(OUT)
-bench-fanout: $(OUT)/tests/bench/bench_fanout    ## a plan to the 8 ranks of a group against one rank
-	@$(OUT)/tests/bench/bench_fanout
 bench-core-peer: all    ## a turn of the controller against one of vLLM's scheduler (PyPI, 6 GB), in the same run
 	@sh tests/bench/bench_core_peer.sh
 fuzz:    ## every fuzz target for FUZZ_S seconds (600)
@@ -259,6 +257,10 @@ format:    ## rewrite sources in the house format
 	clang-format -i $$(git ls-files '*.c' '*.h')
 lint: $(PROTO_GEN)    ## clang-tidy over all sources
 	clang-tidy --quiet $$(git ls-files '*.c' | grep -v '^tests/') -- $(CFLAGS) -DTARE_LINT
+.PHONY: bench-fanout
+bench: bench-fanout
+bench-fanout: $(OUT)/tests/bench/bench_fanout    ## a plan to the 8 ranks of a group against one rank
+	@$(OUT)/tests/bench/bench_fanout
 info:    ## what was detected, and what it means
 	@echo "version $(VERSION) ($(COMMIT))  compiler $(CC)  variant $(BUILD)  output $(OUT)"
 	@for p in $(PKGS); do printf '%-16s %s\n' $$p "$$(pkg-config --modversion $$p 2>/dev/null || echo 'missing: run make deps')"; done

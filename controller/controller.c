@@ -503,8 +503,9 @@ static void on_lost(void *ctx, uint32_t group, const char *reason, uint32_t exit
     enqueue_surely(c, &input);
     tick(c);
     api_on_worker_lost(c->api);
-    // A start that failed for a reason that another try will not change ends the service.
-    if (exit_code != 0 && !c->announced) {
+    // A start that failed for a reason that another try will not change ends the service, unless
+    // other groups may come.
+    if (exit_code != 0 && !c->announced && c->groups == 1) {
         log_error("controller", "a worker cannot start group=%u reason=\"%s\"", group, reason);
         api_set_failed(c->api, reason);
         c->exit_code = (int)exit_code;

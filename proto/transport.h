@@ -12,8 +12,8 @@
 //
 // The idea: the controller listens, workers dial, a peer is a name chosen by the worker. Sending
 // never blocks and never drops silently: a full queue is BUSY, a peer that is gone is PEER_LOST.
-// A name belongs to one connection, and a second one that came with it would never be heard, not
-// even after the first has ended: so each process dials under its name and a random ending.
+// Each process dials under its name and a random ending: a name belongs to one connection, the last
+// one that came with it, and nobody else can know the whole of it.
 // Readiness is one file descriptor for the owner's loop. Its trigger is an edge (libzmq): after
 // every wake-up, and after every send, receive until BUSY.
 //

@@ -174,8 +174,7 @@ static bool set_int(void *socket, int option, int value) {
     return zmq_setsockopt(socket, option, &value, sizeof value) == 0;
 }
 
-// Connections over a network: dead ones end within a second or two on both sides, the listener's
-// first, so that whoever dials again finds its name free.
+// Connections over a network: dead ones end within a second or two on both sides.
 static bool set_tcp_options(void *socket, bool listens) {
     return set_int(socket, ZMQ_HEARTBEAT_IVL, 200) &&
            set_int(socket, ZMQ_HEARTBEAT_TIMEOUT, listens ? 1000 : 2000) &&
@@ -200,8 +199,10 @@ static bool set_options(struct transport *transport, const struct transport_opti
         set_int(socket, ZMQ_RECONNECT_IVL, 50) && set_int(socket, ZMQ_RECONNECT_IVL_MAX, 1000) &&
         zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &message_bytes_max, sizeof message_bytes_max) == 0;
     if (options->listens) {
+        // Only a process itself knows the ending of its name: a second connection under it is the
+        // same process, whose first one broke without our notice.
         return ok && set_int(socket, ZMQ_ROUTER_MANDATORY, 1) &&
-               set_int(socket, ZMQ_ROUTER_HANDOVER, 0);
+               set_int(socket, ZMQ_ROUTER_HANDOVER, 1);
     }
     return ok && zmq_setsockopt(socket, ZMQ_ROUTING_ID, options->identity,
                                 strlen(options->identity)) == 0;

@@ -20,6 +20,7 @@ static int print_help(FILE *out) {
         "                          envelope, KV tokens, what binds, what each change would give\n"
         "  status [--run-dir DIR] [--json]\n"
         "                          what a running server does: requests, KV, worker, memory\n"
+        "  get groups|workers      its groups or workers as a table\n"
         "  resize kv GROUP SIZE [--no-wait] [--run-dir DIR] [--json]\n"
         "                          another size of the KV pool of a running server: blocks, bytes\n"
         "                          with a unit, or +SIZE and -SIZE\n"
@@ -41,6 +42,9 @@ int main(int argc, char **argv) {
     }
     if (strcmp(verb, "status") == 0) {
         return status_run(argc - 1, argv + 1);
+    }
+    if (strcmp(verb, "get") == 0) {
+        return status_get_run(argc - 1, argv + 1);
     }
     if (strcmp(verb, "resize") == 0) {
         return resize_run(argc - 1, argv + 1);

@@ -9,7 +9,12 @@
 
 enum { ANSWER_BYTES_MAX = 4 * 1024 * 1024, TIMEOUT_MS = 5000 };
 
+// What to show: all of it, or one table.
+enum view { VIEW_ALL, VIEW_GROUPS, VIEW_WORKERS };
+
 struct options {
+    const char *verb;
+    enum view view;
     const char *run_dir;
     bool json;
     bool help;
@@ -65,6 +70,24 @@ static const char *place_text(const struct json *object, const char *key) {
 }
 
 static void show_groups(const struct json *groups) {
+    printf("group     state    ranks  ready  epoch  blocks\n");
+    for (size_t g = 0; g < json_count(groups); g++) {
+        const struct json *group = json_at(groups, g);
+        const struct json *workers = json_get(group, "workers");
+        long long ready = 0, epoch = 0, blocks = 0;
+        for (size_t r = 0; r < json_count(workers); r++) {
+            const struct json *worker = json_at(workers, r);
+            long long own = count_of(worker, "kv_blocks");
+            ready += strcmp(text_of(worker, "state"), "ready") == 0 ? 1 : 0;
+            epoch = count_of(worker, "epoch") > epoch ? count_of(worker, "epoch") : epoch;
+            blocks = r == 0 || own < blocks ? own : blocks;    // the group has the least of all
+        }
+        printf("%-8s  %-7s  %5lld  %5lld  %5lld  %lld\n", text_of(group, "group"),
+               text_of(group, "state"), count_of(group, "world"), ready, epoch, blocks);
+    }
+}
+
+static void show_workers(const struct json *groups) {
     printf("group     rank  worker    state    pid      epoch  heartbeat  resident MiB  key\n");
     for (size_t g = 0; g < json_count(groups); g++) {
         const struct json *group = json_at(groups, g);
@@ -73,9 +96,8 @@ static void show_groups(const struct json *groups) {
             const struct json *worker = json_at(workers, r);
             bool away = count_of(worker, "pid") == 0;
             printf("%-8s  %4lld  %-8s  %-7s  %-7lld  %5lld  %7.1f s  %12.1f  %s\n",
-                   r == 0 ? text_of(group, "group") : "", count_of(worker, "rank"),
-                   place_text(worker, "id"), text_of(worker, "state"), count_of(worker, "pid"),
-                   count_of(worker, "epoch"),
+                   text_of(group, "group"), count_of(worker, "rank"), place_text(worker, "id"),
+                   text_of(worker, "state"), count_of(worker, "pid"), count_of(worker, "epoch"),
                    away ? 0.0 : json_number(json_get(worker, "heartbeat_age_seconds")),
                    (double)count_of(worker, "resident_bytes") / MIB, place_text(worker, "key"));
         }
@@ -98,7 +120,7 @@ static void show(const struct json *status) {
            text_of(kv, "group"), count_of(kv, "blocks_free"), count_of(kv, "blocks"),
            (double)count_of(kv, "block_bytes") / 1024.0, count_of(kv, "capacity_tokens"),
            text_of(kv, "state"));
-    show_groups(json_get(status, "groups"));
+    show_workers(json_get(status, "groups"));
     if (!json_absent(json_get(status, "worker"))) {
         show_worker(json_get(status, "worker"));
     }
@@ -112,10 +134,17 @@ static int print(const struct options *options, struct buf *answer) {
     struct json_doc *doc = NULL;
     struct error err = {0};
     if (json_parse((const char *)answer->data, answer->bytes_used, &doc, &err) != STATUS_OK) {
-        fprintf(stderr, "tare status: the answer cannot be read: %s\n", err.message);
+        fprintf(stderr, "tare %s: the answer cannot be read: %s\n", options->verb, err.message);
         return ADMIN_EXIT_FAILED;
     }
-    show(json_root(doc));
+    const struct json *groups = json_get(json_root(doc), "groups");
+    if (options->view == VIEW_GROUPS) {
+        show_groups(groups);
+    } else if (options->view == VIEW_WORKERS) {
+        show_workers(groups);
+    } else {
+        show(json_root(doc));
+    }
     json_destroy(doc);
     return ADMIN_EXIT_DONE;
 }
@@ -126,6 +155,11 @@ static const char USAGE[] =
     "usage: tare status [--run-dir DIR] [--json]\n"
     "  --run-dir DIR   of the controller (default: the only server of yours on this host)\n"
     "  --json, -o json one JSON object in place of the table\n";
+
+static const char GET_USAGE[] =
+    "usage: tare get groups|workers [--run-dir DIR]\n"
+    "  --run-dir DIR   of the controller (default: the only server of yours on this host)\n"
+    "`tare status --json` has the same and more as one JSON object\n";
 
 static bool parse(int argc, char **argv, struct options *out) {
     for (int i = 1; i < argc; i++) {
@@ -144,24 +178,17 @@ static bool parse(int argc, char **argv, struct options *out) {
         } else if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
             out->help = true;
         } else {
-            fprintf(stderr, "tare status: '%s' is not known here\n%s", word, USAGE);
+            fprintf(stderr, "tare %s: '%s' is not known here\n%s", out->verb, word,
+                    out->view == VIEW_ALL ? USAGE : GET_USAGE);
             return false;
         }
     }
     return true;
 }
 
-int status_run(int argc, char **argv) {
-    struct options options = {0};
-    if (!parse(argc, argv, &options)) {
-        return ADMIN_EXIT_USAGE;
-    }
-    if (options.help) {
-        fputs(USAGE, stdout);
-        return ADMIN_EXIT_DONE;
-    }
-    struct admin_call call = {.verb = "status",
-                              .run_dir = options.run_dir,
+static int ask(const struct options *options) {
+    struct admin_call call = {.verb = options->verb,
+                              .run_dir = options->run_dir,
                               .path = "/admin/v1/status",
                               .timeout_ms = TIMEOUT_MS};
     struct buf answer;
@@ -169,13 +196,45 @@ int status_run(int argc, char **argv) {
     long status = 0;
     int code = admin_client_call(&call, &answer, &status);
     if (code == ADMIN_EXIT_DONE && status != 200) {
-        fprintf(stderr, "tare status: the controller answers %ld: %.500s\n", status,
+        fprintf(stderr, "tare %s: the controller answers %ld: %.500s\n", options->verb, status,
                 buf_cstr(&answer));
         code = ADMIN_EXIT_FAILED;
     }
     if (code == ADMIN_EXIT_DONE) {
-        code = print(&options, &answer);
+        code = print(options, &answer);
     }
     buf_deinit(&answer);
     return code;
+}
+
+int status_run(int argc, char **argv) {
+    struct options options = {.verb = "status"};
+    if (!parse(argc, argv, &options)) {
+        return ADMIN_EXIT_USAGE;
+    }
+    if (options.help) {
+        fputs(USAGE, stdout);
+        return ADMIN_EXIT_DONE;
+    }
+    return ask(&options);
+}
+
+int status_get_run(int argc, char **argv) {
+    struct options options = {.verb = "get"};
+    const char *kind = argc > 1 ? argv[1] : "";
+    bool help = strcmp(kind, "--help") == 0 || strcmp(kind, "-h") == 0;
+    if (strcmp(kind, "groups") == 0 || strcmp(kind, "workers") == 0) {
+        options.view = kind[0] == 'g' ? VIEW_GROUPS : VIEW_WORKERS;
+        if (!parse(argc - 1, argv + 1, &options)) {
+            return ADMIN_EXIT_USAGE;
+        }
+    } else if (!help) {
+        fprintf(stderr, "tare get: groups or workers?\n%s", GET_USAGE);
+        return ADMIN_EXIT_USAGE;
+    }
+    if (help || options.help) {
+        fputs(GET_USAGE, stdout);
+        return ADMIN_EXIT_DONE;
+    }
+    return ask(&options);
 }

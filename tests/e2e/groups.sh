@@ -65,6 +65,8 @@ start_server "$work/serve.log" "$model" --groups 2 --kv-cache-memory-bytes 16M -
 until_true "both groups ready" ready_above "$work/run" 0
 bin/tare status --run-dir "$work/run" >"$work/status"
 grep -q '^1  *0  g1r0  *ready' "$work/status" || { cat "$work/status"; fail "tare status does not show the groups"; }
+[ "$(bin/tare get groups --run-dir "$work/run" | awk '$2 == "ready" && $3 == 1 && $4 == 1' | wc -l)" = 2 ] || fail "tare get groups"
+[ "$(bin/tare get workers --run-dir "$work/run" | awk '$4 == "ready" && $3 == "g" $1 "r" $2' | wc -l)" = 2 ] || fail "tare get workers"
 ask first
 for child in $(worker_child); do    # one of each group
     epoch=$(last_epoch "$work/run")

@@ -129,6 +129,34 @@ START_TEST(one_message_goes_to_many) {
 }
 END_TEST
 
+// A connection that broke without notice must not keep its process from dialling again.
+START_TEST(the_newest_connection_has_the_name) {
+    make_directory();
+    struct transport *listener = open_end(NULL);
+    struct transport *ends[2];
+    struct buf in;
+    char peer[TRANSPORT_PEER_BYTES];
+    buf_init(&in, 1 << 17);
+    for (int i = 0; i < 2; i++) {
+        ends[i] = open_end("worker-a~1");
+        while (transport_send(ends[i], NULL, i == 0 ? "first" : "second", 6) == STATUS_BUSY) {
+            poll(NULL, 0, 5);
+        }
+        receive(listener, &in, peer);
+        ck_assert_str_eq(peer, "worker-a~1");
+    }
+    ck_assert_str_eq(buf_cstr(&in), "second");
+    ck_assert_int_eq(transport_send(listener, "worker-a~1", "you", 3), STATUS_OK);
+    receive(ends[1], &in, NULL);
+    ck_assert_str_eq(buf_cstr(&in), "you");
+    transport_close(ends[0]);
+    transport_close(ends[1]);
+    transport_close(listener);
+    buf_deinit(&in);
+    remove_directory();
+}
+END_TEST
+
 // ---- addresses ---------------------------------------------------------------------------------
 
 START_TEST(addresses_are_judged) {
@@ -423,6 +451,7 @@ Suite *suite_transport(void) {
     tcase_add_test(tc, messages_pass_both_ways_and_name_their_sender);
     tcase_add_test(tc, names_of_1_to_63_bytes_are_taken);
     tcase_add_test(tc, a_name_gets_another_ending_each_time);
+    tcase_add_test(tc, the_newest_connection_has_the_name);
     tcase_add_test(tc, one_message_goes_to_many);
     tcase_add_test(tc, addresses_are_judged);
     tcase_add_test(tc, channels_of_a_controller_have_their_places);
