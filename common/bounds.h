@@ -197,6 +197,9 @@
 // Columns of a matrix; the inner size of the widest public MLP is 65,536. Refuse the model.
 #define BOUND_MATRIX_COLS 262144u
 #define BOUND_HEADS 1024u
+// Experts of a layer, and how many of them one token may go to. Refuse the model.
+#define BOUND_EXPERTS 1024u
+#define BOUND_EXPERTS_USED 64u
 #define BOUND_HEAD_DIM 1024u
 #define BOUND_WORKER_THREADS 256u
 

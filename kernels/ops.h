@@ -49,6 +49,22 @@ struct op_weight {
     const void *data;    // as written by weight_pack
 };
 
+// Where the rows of a weight lie in a file: row i, [cols] elements of the weight's type, begins at
+// data + i * row_bytes. Rows of the weight at and past `rows` are not in the file and are zero
+// (padding of a rank's vocabulary).
+struct op_source {
+    const void *data;
+    size_t row_bytes;
+    uint32_t rows;
+};
+
+// Matrices of one shape and type, one for each expert of a rank, packed one after the other.
+struct op_experts {
+    struct op_weight first;
+    uint32_t count;
+    size_t stride_bytes;    // from one expert's packed bytes to the next one's
+};
+
 // How K and V of one group of layers lie in the pool: [block][layer], constant strides. The inside
 // of one (block, layer) page is the device's own business.
 struct op_kv_layout {
@@ -97,11 +113,14 @@ static inline uint32_t op_rows_now(const struct op_rows *rows) {
 
 // ---- operations --------------------------------------------------------------------------------
 
-// y[r, :] = W[token[r], :] decoded to float32. W is packed like any other weight.
+// y[r, :] = W[token[r] - token_begin, :] decoded to float32, zeros for tokens outside W: those are
+// other ranks'. W is packed like any other weight.
 struct op_embed_args {
     const struct op_step *step;
-    const struct op_weight *weight;    // [vocabulary, hidden]
+    const struct op_weight *weight;    // [vocabulary of the rank, hidden]
+    uint32_t token_begin;              // token of W's first row
     float *y;                          // [row_count, hidden]
+    float *zero;    // NULL, or [row_count, hidden], set to zero: where the ranks' y will be summed
 };
 
 enum op_input {
@@ -113,7 +132,13 @@ enum op_input {
 enum {
     OP_MATMUL_WEIGHTS_MAX = 3,
     OP_MATMUL_PASS_ROWS = 512,    // input rows of a pass beyond which speed no longer rises
+    OP_PARTS_MAX = 8,
 };
+
+// Sums that cross ranks are cut in so many parts of equal size, fixed by the model, and the parts
+// are added by pairs: ((p0 + p1) + (p2 + p3)) + ((p4 + p5) + (p6 + p7)). A rank of a group holds
+// neighbouring parts and adds them by the same pairs, so groups of 1, 2, 4 and 8 ranks have the
+// same bits. `parts` of args are those of the rank: 1, 2, 4 or 8; 0 is 1.
 
 // y[w][r, :] (+)= W[w] in(x)[row(r), :] for up to three weights that share the input (q, k, v).
 // Quantised weights see the input rounded to 8 bits per 32 values, once, with float32 scales.
@@ -131,7 +156,53 @@ struct op_matmul_args {
     const struct op_weight *weight[OP_MATMUL_WEIGHTS_MAX];    // equal cols
     float *y[OP_MATMUL_WEIGHTS_MAX];                          // [rows, y_stride[w]]
     uint32_t y_stride[OP_MATMUL_WEIGHTS_MAX];
+    uint32_t parts;     // of the columns, each a chain of its own
     bool accumulate;    // residual: y += instead of y =
+};
+
+// Which experts a row goes to: softmax over all its logits in float32, then the `used` largest,
+// ties to the smaller id, listed by ascending id. Every rank computes the same.
+struct op_route_args {
+    const float *logits;    // [rows, expert_count]
+    struct op_rows rows;
+    uint32_t expert_count, used;
+    bool normalise;      // shares of a row are divided by their sum
+    uint32_t *chosen;    // [rows, used] ids
+    float *share;        // [rows, used]
+};
+
+enum { OP_EXPERTS_USED_MAX = 64 };
+
+// y[r, :] (+)= sum over the row's chosen experts e of this rank, in ascending order,
+// of share_e * down_e (silu(gate_e h) * (up_e h)), h = RMS norm of x[r, :]. `parts` cuts the rank's
+// experts, not the columns. Experts of other ranks are left out.
+struct op_experts_args {
+    const float *x;    // [rows, hidden]
+    struct op_rows rows;
+    uint32_t pass_rows;    // tile: pairs of row and expert prepared at once
+    const float *norm_weight;
+    float norm_eps;
+    const struct op_experts *gate, *up;    // [inter, hidden]
+    const struct op_experts *down;         // [hidden, inter]
+    uint32_t expert_begin;                 // id of the rank's first
+    uint32_t expert_count;                 // over all ranks
+    uint32_t used;
+    const uint32_t *chosen;    // [rows, used]
+    const float *share;        // [rows, used]
+    uint32_t parts;
+    float *y;    // [rows, hidden]
+    bool accumulate;
+};
+
+// A message between the ranks of a group: `carry` is called with the live rows. It is an operation
+// so that a captured step says it again in its place.
+struct op_exchange_args {
+    void (*carry)(const struct op_exchange_args *args, uint32_t rows);
+    const void *carrier;    // of `carry`
+    const float *x;         // [rows, x_cols]
+    float *y;               // [rows, y_cols]
+    struct op_rows rows;
+    uint32_t x_cols, y_cols;
 };
 
 // y[r, :] = RMS norm of x[r, :] (only where a norm feeds no matrix product).
@@ -242,14 +313,14 @@ struct op_sample_args {
 struct ops {
     const char *name;    // "cpu-avx2", ...
 
-    // Packed weights. `source` is the file's layout (GGUF blocks or plain rows, [rows, cols]).
-    // weight_pack writes rows [row_begin, row_end) so that file pages can be given back as it goes;
-    // row_begin is a multiple of weight_pack_rows(). weight_pack is NULL where there is no
-    // arithmetic: nothing is loaded then.
+    // Packed weights. `source` has the file's layout (GGUF blocks or plain rows). weight_pack
+    // writes rows [row_begin, row_end) so that file pages can be given back as it goes; row_begin
+    // is a multiple of weight_pack_rows(). weight_pack is NULL where there is no arithmetic:
+    // nothing is loaded then.
     bool (*weight_supported)(enum dtype dtype, uint32_t rows, uint32_t cols);
     size_t (*weight_bytes)(enum dtype dtype, uint32_t rows, uint32_t cols);
     uint32_t (*weight_pack_rows)(void);
-    void (*weight_pack)(const struct op_weight *shape, const void *source, void *packed,
+    void (*weight_pack)(const struct op_weight *shape, const struct op_source *source, void *packed,
                         uint32_t row_begin, uint32_t row_end);
 
     size_t (*kv_page_bytes)(const struct op_kv_layout *layout);    // one (block, layer)
@@ -260,6 +331,10 @@ struct ops {
     void (*embed)(const struct op_ctx *ctx, const struct op_embed_args *args);
     size_t (*matmul_scratch)(const struct op_ctx *ctx, const struct op_matmul_args *args);
     void (*matmul)(const struct op_ctx *ctx, const struct op_matmul_args *args);
+    void (*route)(const struct op_ctx *ctx, const struct op_route_args *args);
+    size_t (*experts_scratch)(const struct op_ctx *ctx, const struct op_experts_args *args);
+    void (*experts)(const struct op_ctx *ctx, const struct op_experts_args *args);
+    void (*exchange)(const struct op_ctx *ctx, const struct op_exchange_args *args);
     void (*rms_norm)(const struct op_ctx *ctx, const struct op_rms_norm_args *args);
     void (*rope_append)(const struct op_ctx *ctx, const struct op_rope_append_args *args);
     size_t (*attention_scratch)(const struct op_ctx *ctx, const struct op_attention_args *args);

@@ -27,11 +27,12 @@ struct weights_head {
     char build[64];
     char digest[32];
     char ops[32];
+    uint32_t rank, world;    // whose part of the weights
     uint64_t bytes;
     uint64_t complete;
     struct seal seal;    // of the last start that was sealed over these weights
 };
-static const char WEIGHTS_MAGIC[16] = "tare weights 2";
+static const char WEIGHTS_MAGIC[16] = "tare weights 3";
 _Static_assert(sizeof(struct weights_head) <= MEMORY_PLAN_HEAD_BYTES, "the head fits its page");
 
 struct engine {
@@ -42,7 +43,7 @@ struct engine {
     struct device *device;
     struct model *model;
     struct memory_plan plan;
-    struct device_range weights_range, workspace, step, sampler;
+    struct device_range weights_range, workspace, step, sampler, messages;
     struct kv_pool pool;
     struct batch *batch;
     struct executor *executor;
@@ -60,10 +61,14 @@ struct engine {
 
 // ---- phases ------------------------------------------------------------------------------------
 
-// What the device says we hold beyond what is charged by name. The guard is held by nobody.
+// What the device says we hold beyond what is charged by name. The guard is held by nobody, nor,
+// on the cpu, are messages between the ranks: their memory is the group's, made when it forms.
 static uint64_t unnamed_bytes(const struct engine *engine) {
     uint64_t own = engine->table->own_bytes(engine->device);
-    uint64_t named = memory_ledger_used(&engine->ledger) - engine->ledger.bytes[LEDGER_GUARD];
+    const uint64_t *bytes = engine->ledger.bytes;
+    uint64_t others =
+        bytes[LEDGER_GUARD] + (engine->table->computes ? bytes[LEDGER_COMM_ARENA] : 0);
+    uint64_t named = memory_ledger_used(&engine->ledger) - others;
     return own > named ? own - named : 0;
 }
 
@@ -212,6 +217,8 @@ static enum status load_weights(struct engine *engine, struct error *err) {
     snprintf(want.build, sizeof want.build, "%s", VERSION_BUILD);
     snprintf(want.digest, sizeof want.digest, "%s", engine->digest);
     snprintf(want.ops, sizeof want.ops, "%s", engine->table->ops(engine->device)->name);
+    want.rank = model_view(engine->model)->shard.rank;
+    want.world = model_view(engine->model)->shard.world;
     model_bind(engine->model, memory + MEMORY_PLAN_HEAD_BYTES);
     engine->head = head;
     engine->attached = head_matches(head, &want);
@@ -237,9 +244,10 @@ static void seal_now(const struct engine *engine, struct seal *out) {
     const struct envelope *e = &engine->plan.limits.envelope;
     char text[1024];
     int bytes = snprintf(
-        text, sizeof text, "%s|%s|%u|%s|%s|%u|%llu|%llu|%lld|%lld|%d|%u|%u|%u|%u|%u|%lld|%d",
-        VERSION_BUILD, engine->digest, model_view(engine->model)->shard.world, o->device,
-        engine->table->ops(engine->device)->name, engine->table->ctx(engine->device)->thread_count,
+        text, sizeof text, "%s|%s|%u|%u|%s|%s|%u|%llu|%llu|%lld|%lld|%d|%u|%u|%u|%u|%u|%lld|%d",
+        VERSION_BUILD, engine->digest, model_view(engine->model)->shard.rank,
+        model_view(engine->model)->shard.world, o->device, engine->table->ops(engine->device)->name,
+        engine->table->ctx(engine->device)->thread_count,
         (unsigned long long)engine->ledger.device_bytes,
         (unsigned long long)engine->ledger.budget_bytes, (long long)o->kv_bytes,
         (long long)o->memory_margin, (int)o->kv_dtype, o->block_tokens, e->tokens, e->seqs,
@@ -281,7 +289,15 @@ static enum status map_workspace(struct engine *engine, struct error *err) {
     const uint64_t *bytes = engine->plan.bytes;
     TRY(map_new(engine, LEDGER_WORKSPACE, bytes[LEDGER_WORKSPACE], -1, &engine->workspace, err));
     TRY(map_new(engine, LEDGER_STEP, bytes[LEDGER_STEP], -1, &engine->step, err));
-    return map_new(engine, LEDGER_SAMPLER, bytes[LEDGER_SAMPLER], -1, &engine->sampler, err);
+    TRY(map_new(engine, LEDGER_SAMPLER, bytes[LEDGER_SAMPLER], -1, &engine->sampler, err));
+    if (bytes[LEDGER_COMM_ARENA] == 0) {
+        return STATUS_OK;
+    }
+    if (engine->table->computes) {
+        return memory_ledger_charge(&engine->ledger, LEDGER_COMM_ARENA, bytes[LEDGER_COMM_ARENA],
+                                    err);
+    }
+    return map_new(engine, LEDGER_COMM_ARENA, bytes[LEDGER_COMM_ARENA], -1, &engine->messages, err);
 }
 
 // Addresses for all the KV there could ever be, and so much memory as the first rehearsal uses.
@@ -504,13 +520,6 @@ static void apply_role(struct engine_options *o) {
 }
 
 enum status engine_startable(const struct engine_options *options, struct error *err) {
-    if (options->shard.world > 1) {
-        error_hint(err,
-                   "tare plan works with any size; to serve, leave --tensor-parallel-size out");
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "--tensor-parallel-size %u needs a group of workers: not built yet",
-                         options->shard.world);
-    }
     if (options->role != ENGINE_ROLE_MIXED) {
         error_hint(err, "tare plan works with any role; to serve, leave --role out");
         return error_set(err, STATUS_UNSUPPORTED,

@@ -37,7 +37,7 @@ struct engine_options {
     const char *isa;                // "auto", ...
     uint32_t threads;               // 0: one per core
     int64_t device_memory;          // bytes; 0: all there are, on the cpu what is needed
-    struct model_shard shard;       // world 0 or 1: the whole model. More can only be planned
+    struct model_shard shard;       // world 0 or 1: the whole model
     enum engine_role role;          // others than mixed can only be planned
     const struct sim_costs *sim;    // as in device_options
     double utilization;             // share of device_memory that may be used

@@ -5,6 +5,7 @@
 #include "common/invariant.h"
 #include "kernels/cpu/arith.h"
 #include "kernels/cpu/pack.h"
+#include <string.h>
 
 // Values per task: some microseconds, so that one row stays on the caller.
 enum { TASK_ELEMENTS = 4096 };
@@ -26,7 +27,17 @@ static void embed_task(void *arg, uint32_t task_index, uint32_t thread_index) {
     uint32_t end = u32_min((task_index + 1) * per_task, args->step->row_count);
     for (uint32_t r = task_index * per_task; r < end; r++) {
         INVARIANT(args->step->token[r] >= 0);
-        pack_decode_row(weight, (uint32_t)args->step->token[r], args->y + (size_t)r * weight->cols);
+        // Below token_begin the difference wraps to a large number.
+        uint32_t row = (uint32_t)args->step->token[r] - args->token_begin;
+        float *y = args->y + (size_t)r * weight->cols;
+        if (row < weight->rows) {
+            pack_decode_row(weight, row, y);
+        } else {
+            memset(y, 0, weight->cols * sizeof *y);
+        }
+        if (args->zero != NULL) {
+            memset(args->zero + (size_t)r * weight->cols, 0, weight->cols * sizeof *y);
+        }
     }
 }
 

@@ -10,7 +10,9 @@
 enum { TASK_BYTES = 16 * 1024 };
 // Groups of a task when the pass is bound by arithmetic, if that gives every thread this many
 // tasks.
-enum { STRIP_GROUPS_LONG = 6, STRIP_GROUPS_SHORT = 3, TASKS_PER_THREAD = 8 };
+enum { STRIP_GROUPS_LONG = MATMUL_STRIP_GROUPS, STRIP_GROUPS_SHORT = 3, TASKS_PER_THREAD = 8 };
+// Most groups of a task over few rows whose sums wait for those of other parts.
+enum { STRIP_GROUPS_PARTS = MATMUL_STACK_SUMS / MATMUL_FEW_ROWS / PACK_STRIP * PACK_STRIP };
 // Input elements that one thread prepares faster than two can agree to share.
 enum { PREPARE_ALONE_ELEMENTS = 4096 };
 
@@ -71,11 +73,15 @@ static size_t lay_out_input(const struct op_matmul_args *args, uint8_t *base,
     return at - start;
 }
 
+static size_t stack_bytes(const struct op_matmul_args *args) {
+    return args->parts > 1 ? MATMUL_STACK_BYTES : 0;
+}
+
 size_t matmul_scratch(const struct op_ctx *ctx, const struct op_matmul_args *args,
                       const struct matmul_kernels *kernels) {
     struct matmul_input input;
-    return lay_out_input(args, NULL, &input) +
-           bytes_to_lines(kernels->thread_scratch_bytes) * ctx->thread_count;
+    size_t each = bytes_to_lines(kernels->thread_scratch_bytes) + stack_bytes(args);
+    return lay_out_input(args, NULL, &input) + each * ctx->thread_count;
 }
 
 // ---- input -------------------------------------------------------------------------------------
@@ -107,6 +113,7 @@ void matmul_transform(const struct op_matmul_args *args, uint32_t in_row, float 
 
 struct job {
     const struct op_matmul_args *args;
+    const struct matmul_experts *experts;    // NULL: one weight for all rows
     const struct matmul_kernels *kernels;
     struct matmul_input input;
     uint32_t pass_begin;    // first row of this pass
@@ -142,45 +149,104 @@ static void prepare_rows(const struct op_ctx *ctx, struct job *job) {
     ctx->parallel(ctx->pool, div_up(rows, job->rows_per_prepare_task), prepare_task, job);
 }
 
+bool matmul_add_part(const struct matmul_tile *tile, uint32_t group, uint32_t row, float *sum) {
+    uint32_t groups = tile->group_end - tile->group_begin;
+    size_t index = (size_t)(row - tile->row_begin) * groups + (group - tile->group_begin);
+    float *at = tile->stack + index * PACK_ROWS;
+    for (uint32_t bits = tile->part; bits % 2 == 1; bits /= 2) {
+        for (uint32_t i = 0; i < PACK_ROWS; i++) {
+            sum[i] = at[i] + sum[i];
+        }
+        at += (size_t)MATMUL_STACK_SUMS * PACK_ROWS;
+    }
+    if (tile->part + 1 == tile->part_count) {
+        return true;
+    }
+    memcpy(at, sum, PACK_ROWS * sizeof *sum);
+    return false;
+}
+
+// Which rows a task has, and of which expert.
+struct rows_of_task {
+    uint32_t expert, begin, end, task_index;    // `task_index` among the expert's tasks
+};
+
+static struct rows_of_task find_rows(const struct job *job, uint32_t task_index) {
+    if (job->experts == NULL) {
+        return (struct rows_of_task){0, 0, job->input.row_count, task_index};
+    }
+    // The last expert whose tasks begin at or before this one.
+    const uint32_t *begin = job->experts->task_begin;
+    uint32_t low = 0, high = job->experts->count - 1;
+    while (low < high) {
+        uint32_t middle = low + (high - low + 1) / 2;
+        if (begin[middle] <= task_index) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    const uint32_t *row = job->experts->row_begin;
+    uint32_t pass_end = job->pass_begin + job->input.row_count;
+    uint32_t first = row[low] > job->pass_begin ? row[low] : job->pass_begin;
+    return (struct rows_of_task){low, first - job->pass_begin,
+                                 u32_min(row[low + 1], pass_end) - job->pass_begin,
+                                 task_index - begin[low]};
+}
+
 // Neighbouring tasks share the input panel, which is what a core's cache keeps.
 static void tile_task(void *arg, uint32_t task_index, uint32_t thread_index) {
     struct job *job = arg;
-    uint32_t panel = task_index / job->strips_per_panel;
-    uint32_t strip = task_index % job->strips_per_panel;
+    const struct op_matmul_args *args = job->args;
+    struct rows_of_task rows = find_rows(job, task_index);
+    uint32_t panel = rows.task_index / job->strips_per_panel;
+    uint32_t strip = rows.task_index % job->strips_per_panel;
     uint32_t w = 0;
     while (strip >= job->strip_count[w]) {
         strip -= job->strip_count[w];
         w++;
     }
-    const struct op_weight *weight = job->args->weight[w];
+    struct op_weight weight = *args->weight[w];
+    if (job->experts != NULL) {
+        weight.data = (const uint8_t *)weight.data + job->experts->stride_bytes[w] * rows.expert;
+    }
     uint32_t group_begin = strip * job->strip_groups[w];
-    uint32_t row_begin = panel * job->panel_rows;
-    uint32_t y_stride = job->args->y_stride[w];
+    uint32_t row_begin = rows.begin + panel * job->panel_rows;
+    uint32_t y_stride = args->y_stride[w];
+    uint8_t *scratch = job->thread_scratch + job->thread_scratch_bytes * thread_index;
     struct matmul_tile tile = {
-        .weight = weight,
+        .weight = &weight,
         .input = &job->input,
         .group_begin = group_begin,
-        .group_end = u32_min(group_begin + job->strip_groups[w], pack_group_count(weight->rows)),
+        .group_end = u32_min(group_begin + job->strip_groups[w], pack_group_count(weight.rows)),
         .row_begin = row_begin,
-        .row_end = u32_min(row_begin + job->panel_rows, job->input.row_count),
-        .y = job->args->y[w] + (size_t)job->pass_begin * y_stride,
+        .row_end = u32_min(row_begin + job->panel_rows, rows.end),
+        .part_count = args->parts > 1 ? args->parts : 1,
+        .y = args->y[w] + (size_t)job->pass_begin * y_stride,
         .y_stride = y_stride,
-        .accumulate = job->args->accumulate,
-        .scratch = job->thread_scratch + job->thread_scratch_bytes * thread_index,
+        .accumulate = args->accumulate,
+        .scratch = scratch,
+        .stack = (float *)(void *)(scratch + bytes_to_lines(job->kernels->thread_scratch_bytes)),
     };
-    job->kernels->tile(&tile);
+    uint32_t part_cols = weight.cols / tile.part_count;
+    for (; tile.part < tile.part_count; tile.part++) {
+        tile.col_begin = tile.part * part_cols;
+        tile.col_end = tile.col_begin + part_cols;
+        job->kernels->tile(&tile);
+    }
 }
 
 // Many rows: strips of a whole number of inner tiles (2 or 3 groups), long where there is work for
 // everyone. Few rows: by bytes.
-static void choose_strips(struct job *job, uint32_t strip_groups) {
+static void choose_strips(struct job *job, uint32_t row_count, uint32_t strip_groups) {
     job->strips_per_panel = 0;
     for (uint32_t w = 0; w < job->args->weight_count; w++) {
         const struct op_weight *weight = job->args->weight[w];
         uint32_t groups = strip_groups;
-        if (job->input.row_count <= MATMUL_FEW_ROWS) {
+        if (row_count <= MATMUL_FEW_ROWS) {
             size_t group_bytes = pack_group_bytes(weight->dtype, weight->cols);
             groups = PACK_STRIP * div_up(TASK_BYTES, (uint32_t)group_bytes * PACK_STRIP);
+            groups = job->args->parts > 1 ? u32_min(groups, STRIP_GROUPS_PARTS) : groups;
         }
         job->strip_groups[w] = groups;
         job->strip_count[w] = div_up(pack_group_count(weight->rows), groups);
@@ -188,36 +254,78 @@ static void choose_strips(struct job *job, uint32_t strip_groups) {
     }
 }
 
-static void run_tiles(const struct op_ctx *ctx, struct job *job) {
-    // Panels of equal size, in whole steps of the inner tile.
+// Panels of `row_count` rows of equal size, in whole steps of the inner tile; returns their number.
+static uint32_t choose_panels(struct job *job, uint32_t row_count) {
     uint32_t step = job->kernels->row_step;
-    uint32_t panel_count = div_up(job->input.row_count, MATMUL_TILE_ROWS / step * step);
-    job->panel_rows = div_up(div_up(job->input.row_count, panel_count), step) * step;
-    panel_count = div_up(job->input.row_count, job->panel_rows);
-    choose_strips(job, STRIP_GROUPS_LONG);
+    uint32_t panel_count = div_up(row_count, MATMUL_TILE_ROWS / step * step);
+    job->panel_rows = div_up(div_up(row_count, panel_count), step) * step;
+    return div_up(row_count, job->panel_rows);
+}
+
+static void run_tiles(const struct op_ctx *ctx, struct job *job) {
+    uint32_t panel_count = choose_panels(job, job->input.row_count);
+    choose_strips(job, job->input.row_count, STRIP_GROUPS_LONG);
     if (job->strips_per_panel * panel_count < TASKS_PER_THREAD * ctx->thread_count) {
-        choose_strips(job, STRIP_GROUPS_SHORT);
+        choose_strips(job, job->input.row_count, STRIP_GROUPS_SHORT);
     }
     ctx->parallel(ctx->pool, panel_count * job->strips_per_panel, tile_task, job);
 }
 
-void matmul_run(const struct op_ctx *ctx, const struct op_matmul_args *args,
-                const struct matmul_kernels *kernels) {
+// Rows of an expert in this pass.
+static uint32_t expert_rows(const struct job *job, uint32_t expert) {
+    const uint32_t *row = job->experts->row_begin;
+    uint32_t end = u32_min(row[expert + 1], job->pass_begin + job->input.row_count);
+    uint32_t begin = row[expert] > job->pass_begin ? row[expert] : job->pass_begin;
+    return end > begin ? end - begin : 0;
+}
+
+// One size of panel and strip for all experts, that of the one with the most rows.
+static void run_expert_tiles(const struct op_ctx *ctx, struct job *job) {
+    const struct matmul_experts *experts = job->experts;
+    uint32_t most = 0;
+    for (uint32_t e = 0; e < experts->count; e++) {
+        uint32_t rows = expert_rows(job, e);
+        most = rows > most ? rows : most;
+    }
+    choose_panels(job, most);
+    choose_strips(job, most, STRIP_GROUPS_SHORT);
+    uint32_t task_count = 0;
+    for (uint32_t e = 0; e < experts->count; e++) {
+        experts->task_begin[e] = task_count;
+        task_count += div_up(expert_rows(job, e), job->panel_rows) * job->strips_per_panel;
+    }
+    ctx->parallel(ctx->pool, task_count, tile_task, job);
+}
+
+void matmul_run_experts(const struct op_ctx *ctx, const struct op_matmul_args *args,
+                        const struct matmul_experts *experts,
+                        const struct matmul_kernels *kernels) {
     INVARIANT(args->weight_count >= 1);
     INVARIANT(args->weight_count <= OP_MATMUL_WEIGHTS_MAX);
-    for (uint32_t w = 1; w < args->weight_count; w++) {
+    for (uint32_t w = 0; w < args->weight_count; w++) {
         INVARIANT(args->weight[w]->cols == args->weight[0]->cols);
+        INVARIANT(args->parts <= 1 || args->weight[w]->cols % args->parts == 0);
     }
+    INVARIANT(args->parts <= OP_PARTS_MAX);
     INVARIANT(ctx->scratch_bytes >= matmul_scratch(ctx, args, kernels));
-    struct job job = {.args = args, .kernels = kernels};
+    struct job job = {.args = args, .experts = experts, .kernels = kernels};
     size_t input_bytes = lay_out_input(args, ctx->scratch, &job.input);
     job.thread_scratch = ctx->scratch + input_bytes;
-    job.thread_scratch_bytes = bytes_to_lines(kernels->thread_scratch_bytes);
+    job.thread_scratch_bytes = bytes_to_lines(kernels->thread_scratch_bytes) + stack_bytes(args);
     uint32_t row_count = op_rows_now(&args->rows);
     for (uint32_t begin = 0; begin < row_count; begin += pass_rows(args)) {
         job.pass_begin = begin;
         job.input.row_count = u32_min(row_count - begin, pass_rows(args));
         prepare_rows(ctx, &job);
-        run_tiles(ctx, &job);
+        if (experts == NULL) {
+            run_tiles(ctx, &job);
+        } else {
+            run_expert_tiles(ctx, &job);
+        }
     }
+}
+
+void matmul_run(const struct op_ctx *ctx, const struct op_matmul_args *args,
+                const struct matmul_kernels *kernels) {
+    matmul_run_experts(ctx, args, NULL, kernels);
 }

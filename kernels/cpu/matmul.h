@@ -20,15 +20,23 @@
 //                  part = fma(weight, x, part)
 //              and acc = acc + part: short chains round less than one over all columns.
 //
+// With args->parts the columns are cut into equal runs, each of which has such a chain of its own.
+// A tile is then computed once for each part; finished sums wait on a stack until their partner in
+// the pairwise tree is there, as a binary counter carries.
+//
 //   Owns       nothing; all memory is the caller's scratch.
 //   Thread     as the operation table says.
 //   Allocates  never.
 //   Fails      never.
 
 enum {
-    MATMUL_TILE_ROWS = 128,    // most input rows of a task: what stays in a second-level cache
-    MATMUL_FEW_ROWS = 3,       // up to this many, reading weights takes longer than multiplying
-    MATMUL_PLAIN_SPAN = 64,    // columns of one chain of a plain weight
+    MATMUL_TILE_ROWS = 128,     // most input rows of a task: what stays in a second-level cache
+    MATMUL_FEW_ROWS = 3,        // up to this many, reading weights takes longer than multiplying
+    MATMUL_PLAIN_SPAN = 64,     // columns of one chain of a plain weight
+    MATMUL_STRIP_GROUPS = 6,    // most groups of a task over more than MATMUL_FEW_ROWS
+    MATMUL_STACK_LEVELS = 3,    // sums of 1, 2 and 4 parts
+    MATMUL_STACK_SUMS = MATMUL_TILE_ROWS * MATMUL_STRIP_GROUPS,    // of 8 rows each, of a level
+    MATMUL_STACK_BYTES = MATMUL_STACK_LEVELS * MATMUL_STACK_SUMS * PACK_ROWS * 4,
 };
 
 // Input rows in prepared form. Pointers that no weight needs are NULL.
@@ -50,10 +58,13 @@ struct matmul_tile {
     const struct matmul_input *input;
     uint32_t group_begin, group_end;
     uint32_t row_begin, row_end;
+    uint32_t col_begin, col_end;    // of this part; whole blocks for quantised weights
+    uint32_t part, part_count;
     float *y;    // [row_count, y_stride]
     uint32_t y_stride;
     bool accumulate;
     uint8_t *scratch;    // this thread's, 64-byte aligned
+    float *stack;        // [MATMUL_STACK_LEVELS][MATMUL_STACK_SUMS][8]; NULL with one part
 };
 
 struct matmul_kernels {
@@ -74,14 +85,32 @@ size_t matmul_scratch(const struct op_ctx *ctx, const struct op_matmul_args *arg
 void matmul_run(const struct op_ctx *ctx, const struct op_matmul_args *args,
                 const struct matmul_kernels *kernels);
 
+// One product whose rows use different weights of one shape: rows [row_begin[s], row_begin[s + 1])
+// of the arguments those of expert s. args->weight[w] is the first expert's. NULL `experts`: one
+// weight for all rows, as matmul_run.
+struct matmul_experts {
+    uint32_t count;
+    const uint32_t *row_begin;                     // [count + 1]
+    size_t stride_bytes[OP_MATMUL_WEIGHTS_MAX];    // from one expert's weight to the next one's
+    uint32_t *task_begin;                          // [count + 1] room for the driver
+};
+void matmul_run_experts(const struct op_ctx *ctx, const struct op_matmul_args *args,
+                        const struct matmul_experts *experts, const struct matmul_kernels *kernels);
+
 // The input transform for one element range, shared by the scalar table and the ends of rows in
 // the vector ones: out[0..count) from columns [begin, begin + count).
 void matmul_transform(const struct op_matmul_args *args, uint32_t in_row, float rms_factor,
                       uint32_t begin, uint32_t count, float *out);
 
+// Adds the sums of this part to those that wait for them; true when `sum` is now of all parts.
+bool matmul_add_part(const struct matmul_tile *tile, uint32_t group, uint32_t row, float *sum);
+
 // Writes 8 finished sums to rows 8 * group .. of y[row], leaving out those past the weight's end.
 static inline void matmul_store(const struct matmul_tile *tile, uint32_t group, uint32_t row,
-                                const float *sum) {
+                                float *sum) {
+    if (tile->part_count > 1 && !matmul_add_part(tile, group, row, sum)) {
+        return;
+    }
     float *y = tile->y + (size_t)row * tile->y_stride + (size_t)PACK_ROWS * group;
     uint32_t left = tile->weight->rows - PACK_ROWS * group;
     uint32_t count = left < PACK_ROWS ? left : PACK_ROWS;

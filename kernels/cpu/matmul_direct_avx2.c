@@ -120,7 +120,7 @@ AVX2_INLINE void one_strip(enum dtype dtype, const struct matmul_tile *tile, uin
     size_t block_bytes =
         PACK_STRIP * strip.unit_bytes / (quads_is_super(dtype) ? PACK_SUPER_BLOCKS : 1);
     __m256 acc[PACK_STRIP] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
-    for (uint32_t b = 0; b < input->block_count; b++) {
+    for (uint32_t b = tile->col_begin / PACK_BLOCK; b < tile->col_end / PACK_BLOCK; b++) {
         const char *ahead = (const char *)strip.data + block_bytes * b + PREFETCH_BYTES;
         AVX2_UNROLL
         for (size_t i = 0; i < block_bytes; i += LINE_BYTES) {

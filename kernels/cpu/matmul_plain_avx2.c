@@ -35,8 +35,9 @@ AVX2_INLINE void direct_strip(enum dtype dtype, const struct matmul_tile *tile, 
             acc[g][r] = _mm256_setzero_ps();
         }
     }
-    for (uint32_t begin = 0; begin < cols; begin += MATMUL_PLAIN_SPAN) {
-        uint32_t end = cols - begin < MATMUL_PLAIN_SPAN ? cols : begin + MATMUL_PLAIN_SPAN;
+    for (uint32_t begin = tile->col_begin; begin < tile->col_end; begin += MATMUL_PLAIN_SPAN) {
+        uint32_t left = tile->col_end - begin;
+        uint32_t end = begin + (left < MATMUL_PLAIN_SPAN ? left : MATMUL_PLAIN_SPAN);
         __m256 part[PACK_STRIP][MATMUL_FEW_ROWS];
         AVX2_UNROLL
         for (int g = 0; g < groups; g++) {
@@ -157,13 +158,13 @@ AVX2_INLINE void span_all_rows(const struct matmul_tile *tile, const float *span
 
 AVX2_INLINE void tiled_groups(enum dtype dtype, const struct matmul_tile *tile, uint32_t group,
                               int groups) {
-    uint32_t cols = tile->weight->cols;
     float *span = (float *)(void *)tile->scratch;
     float *acc = span + MATMUL_PLAIN_SPAN * PLAIN_GROUPS * PACK_ROWS;
     uint32_t rows = tile->row_end - tile->row_begin;
     memset(acc, 0, (size_t)rows * (uint32_t)groups * PACK_ROWS * sizeof *acc);
-    for (uint32_t begin = 0; begin < cols; begin += MATMUL_PLAIN_SPAN) {
-        uint32_t count = cols - begin < MATMUL_PLAIN_SPAN ? cols - begin : MATMUL_PLAIN_SPAN;
+    for (uint32_t begin = tile->col_begin; begin < tile->col_end; begin += MATMUL_PLAIN_SPAN) {
+        uint32_t left = tile->col_end - begin;
+        uint32_t count = left < MATMUL_PLAIN_SPAN ? left : MATMUL_PLAIN_SPAN;
         for (uint32_t g = 0; g < (uint32_t)groups; g++) {
             convert_span(dtype, pack_place_of(tile->weight, group + g), begin, count,
                          (uint32_t)groups, g, span);

@@ -50,7 +50,7 @@ static void add_block(const struct matmul_input *input, uint32_t row, uint32_t b
 static void group_quantised(const struct matmul_tile *tile, uint32_t group) {
     float acc[MATMUL_TILE_ROWS][PACK_ROWS] = {{0}};
     bool has_min = pack_has_min(tile->weight->dtype);
-    for (uint32_t b = 0; b < tile->input->block_count; b++) {
+    for (uint32_t b = tile->col_begin / PACK_BLOCK; b < tile->col_end / PACK_BLOCK; b++) {
         struct pack_block block;
         pack_read_block(tile->weight, group, b, &block);
         for (uint32_t r = tile->row_begin; r < tile->row_end; r++) {
@@ -67,8 +67,9 @@ static void group_plain(const struct matmul_tile *tile, uint32_t group) {
     uint32_t cols = weight->cols;
     struct pack_place place = pack_place_of(weight, group);
     float acc[MATMUL_TILE_ROWS][PACK_ROWS] = {{0}};
-    for (uint32_t begin = 0; begin < cols; begin += MATMUL_PLAIN_SPAN) {
-        uint32_t count = cols - begin < MATMUL_PLAIN_SPAN ? cols - begin : MATMUL_PLAIN_SPAN;
+    for (uint32_t begin = tile->col_begin; begin < tile->col_end; begin += MATMUL_PLAIN_SPAN) {
+        uint32_t left = tile->col_end - begin;
+        uint32_t count = left < MATMUL_PLAIN_SPAN ? left : MATMUL_PLAIN_SPAN;
         float span[MATMUL_PLAIN_SPAN * PACK_ROWS];
         for (uint32_t c = 0; c < count; c++) {
             dtype_decode(weight->dtype, place.data + place.step_bytes * (begin + c), PACK_ROWS,

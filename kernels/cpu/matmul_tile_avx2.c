@@ -289,10 +289,10 @@ static void run_panel(const struct matmul_tile *tile, struct matmul_panel *panel
         memset(panel->w, 0, MATMUL_TILE_BYTES);
         memset(panel->scale, 0, 2 * MATMUL_SCALE_FLOATS * sizeof(float));
     }
-    uint32_t block_count = tile->input->block_count;
-    for (uint32_t begin = 0; begin < block_count; begin += most) {
+    uint32_t block_end = tile->col_end / PACK_BLOCK;
+    for (uint32_t begin = tile->col_begin / PACK_BLOCK; begin < block_end; begin += most) {
         panel->block_begin = begin;
-        panel->block_count = block_count - begin < most ? block_count - begin : most;
+        panel->block_count = block_end - begin < most ? block_end - begin : most;
         for (uint32_t g = 0; g < present; g++) {
             unpack_group(weight->dtype, pack_place_of(weight, group + g), panel, g);
         }

@@ -2,6 +2,7 @@
 // The operation tables of the cpu device and the choice between them.
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/experts.h"
 #include "kernels/cpu/kv_copy.h"
 #include "kernels/cpu/kv_page.h"
 #include "kernels/cpu/matmul.h"
@@ -25,6 +26,11 @@ static size_t sample_scratch_bytes(const struct op_ctx *ctx, const struct op_sam
     return sample_scratch(ctx, args);
 }
 
+static void exchange(const struct op_ctx *ctx, const struct op_exchange_args *args) {
+    (void)ctx;
+    args->carry(args, op_rows_now(&args->rows));
+}
+
 // ---- tables ------------------------------------------------------------------------------------
 
 // The table `ops_<isa>` from the inner pieces of each operation; all tables share packed weights
@@ -37,6 +43,13 @@ static size_t sample_scratch_bytes(const struct op_ctx *ctx, const struct op_sam
     }                                                                                              \
     static void isa##_matmul(const struct op_ctx *ctx, const struct op_matmul_args *args) {        \
         matmul_run(ctx, args, &matmul_pieces);                                                     \
+    }                                                                                              \
+    static size_t isa##_experts_scratch(const struct op_ctx *ctx,                                  \
+                                        const struct op_experts_args *args) {                      \
+        return experts_scratch(ctx, args, &matmul_pieces);                                         \
+    }                                                                                              \
+    static void isa##_experts(const struct op_ctx *ctx, const struct op_experts_args *args) {      \
+        experts_run(ctx, args, &matmul_pieces);                                                    \
     }                                                                                              \
     static void isa##_rms_norm(const struct op_ctx *ctx, const struct op_rms_norm_args *args) {    \
         elementwise_rms_norm(ctx, args, rms_norm_row);                                             \
@@ -66,6 +79,10 @@ static size_t sample_scratch_bytes(const struct op_ctx *ctx, const struct op_sam
         .embed = elementwise_embed,                                                                \
         .matmul_scratch = isa##_matmul_scratch,                                                    \
         .matmul = isa##_matmul,                                                                    \
+        .route = experts_route,                                                                    \
+        .experts_scratch = isa##_experts_scratch,                                                  \
+        .experts = isa##_experts,                                                                  \
+        .exchange = exchange,                                                                      \
         .rms_norm = isa##_rms_norm,                                                                \
         .rope_append = isa##_rope_append,                                                          \
         .attention_scratch = isa##_attention_scratch,                                              \

@@ -221,23 +221,23 @@ static size_t group_offset(enum dtype dtype, uint32_t rows, uint32_t cols, uint3
     return pack_group_bytes(dtype, cols) * strip_first + unit_bytes * (group_index % PACK_STRIP);
 }
 
-void pack_weight(const struct op_weight *shape, const void *source, void *packed,
+void pack_weight(const struct op_weight *shape, const struct op_source *source, void *packed,
                  uint32_t row_begin, uint32_t row_end) {
     INVARIANT(row_begin % PACK_STRIP_ROWS == 0);
     INVARIANT(row_end % PACK_STRIP_ROWS == 0 || row_end == shape->rows);
     INVARIANT(row_end <= shape->rows);
     enum dtype dtype = shape->dtype;
     size_t group_bytes = pack_group_bytes(dtype, shape->cols);
-    size_t row_bytes = group_bytes / PACK_ROWS;
     uint32_t group_begin = row_begin / PACK_ROWS;
     uint32_t group_end = pack_group_count(row_end);
     memset((uint8_t *)packed + group_bytes * group_begin, 0,
            group_bytes * (group_end - group_begin));
-    for (uint32_t row = row_begin; row < row_end; row++) {
+    uint32_t end = u32_min(row_end, source->rows);
+    for (uint32_t row = row_begin; row < end; row++) {
         size_t step_bytes;
         size_t offset = group_offset(dtype, shape->rows, shape->cols, row / PACK_ROWS, &step_bytes);
         pack_one_row(dtype, (uint8_t *)packed + offset, step_bytes, row % PACK_ROWS,
-                     (const uint8_t *)source + row_bytes * row, shape->cols);
+                     (const uint8_t *)source->data + source->row_bytes * row, shape->cols);
     }
 }
 

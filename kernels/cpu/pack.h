@@ -72,8 +72,8 @@ struct pack_place {
 struct pack_place pack_place_of(const struct op_weight *weight, uint32_t group_index);
 
 // op table entry weight_pack: writes the strips of rows [row_begin, row_end). Rows beyond the last
-// one of a group are zero.
-void pack_weight(const struct op_weight *shape, const void *source, void *packed,
+// one of a group, and those past the source, are zero.
+void pack_weight(const struct op_weight *shape, const struct op_source *source, void *packed,
                  uint32_t row_begin, uint32_t row_end);
 
 // One block in a form for plain code: weight = scale * value + min (min is 0 without pack_has_min;

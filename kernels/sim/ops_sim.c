@@ -123,6 +123,56 @@ static void matmul(const struct op_ctx *ctx, const struct op_matmul_args *args) 
     add_launch(ctx, SIM_KERNEL_MATMUL, cost);
 }
 
+// ---- experts -----------------------------------------------------------------------------------
+
+static void route(const struct op_ctx *ctx, const struct op_route_args *args) {
+    double rows = op_rows_now(&args->rows);
+    if (rows <= 0) {
+        return;
+    }
+    struct cost cost = {rows * (args->expert_count + 2.0 * args->used) * sizeof(float),
+                        8 * rows * args->expert_count};
+    add_launch(ctx, SIM_KERNEL_ROUTE, cost);
+}
+
+// Pairs of a row and an expert of this rank: at most `used` a row.
+static size_t experts_scratch(const struct op_ctx *ctx, const struct op_experts_args *args) {
+    const struct op_weight *gate = &args->gate->first;
+    size_t pairs = min_size(args->used, args->gate->count) * args->rows.most;
+    size_t element = gate->dtype == DTYPE_F32 ? sizeof(float) : sizeof(uint16_t);
+    size_t ids = ((size_t)args->gate->count + 1 + pairs) * sizeof(uint32_t);
+    (void)ctx;
+    return LIBRARY_WORKSPACE_BYTES + align(ids) + align(pairs * gate->cols * element) +
+           align(2 * pairs * gate->rows * element) +
+           align(pairs * args->down->first.rows * sizeof(float));
+}
+
+// Rows choose experts as by chance: of the rank's experts, so many are read at least once.
+static void experts(const struct op_ctx *ctx, const struct op_experts_args *args) {
+    double rows = op_rows_now(&args->rows);
+    if (rows <= 0) {
+        return;
+    }
+    const struct op_weight *gate = &args->gate->first;
+    double share = (double)args->used / args->expert_count;
+    double pairs = rows * args->gate->count * share;
+    double read = args->gate->count * (1 - pow(1 - share, rows));
+    double weights = 2.0 * (double)weight_bytes(gate->dtype, gate->rows, gate->cols) +
+                     (double)weight_bytes(args->down->first.dtype, args->down->first.rows,
+                                          args->down->first.cols);
+    double moved = pairs * (2.0 * gate->cols + 4.0 * gate->rows) + rows * gate->cols;
+    struct cost cost = {read * weights + moved * sizeof(float),
+                        6 * pairs * gate->rows * gate->cols};
+    add_launch(ctx, SIM_KERNEL_EXPERTS, cost);
+}
+
+// Messages are the group's, which counts them; here they are a launch.
+static void exchange(const struct op_ctx *ctx, const struct op_exchange_args *args) {
+    double rows = op_rows_now(&args->rows);
+    add_cost(ctx->pool,
+             (struct cost){.bytes = rows * (args->x_cols + args->y_cols) * sizeof(float)});
+}
+
 // ---- rows --------------------------------------------------------------------------------------
 
 static void embed(const struct op_ctx *ctx, const struct op_embed_args *args) {
@@ -251,6 +301,10 @@ static const struct ops table = {
     .embed = embed,
     .matmul_scratch = matmul_scratch,
     .matmul = matmul,
+    .route = route,
+    .experts_scratch = experts_scratch,
+    .experts = experts,
+    .exchange = exchange,
     .rms_norm = rms_norm,
     .rope_append = rope_append,
     .attention_scratch = attention_scratch,

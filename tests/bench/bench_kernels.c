@@ -225,7 +225,8 @@ static struct op_weight make_weight(struct bench *bench, enum dtype type, uint32
     uint8_t *source = memory_zalloc(row_bytes * rows);
     void *packed = big_alloc(bench->ops->weight_bytes(type, rows, cols));
     fill_source(bench, type, source, row_bytes * rows);
-    bench->ops->weight_pack(&weight, source, packed, 0, rows);
+    const struct op_source from = {source, row_bytes, rows};
+    bench->ops->weight_pack(&weight, &from, packed, 0, rows);
     memory_free(source);
     weight.data = packed;
     return weight;

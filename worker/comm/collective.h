@@ -2,6 +2,7 @@
 #ifndef WORKER_COMM_COLLECTIVE_H
 #define WORKER_COMM_COLLECTIVE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -10,14 +11,27 @@
 // The idea: a forward function asks its reader for a sum over the ranks or for everybody's columns,
 // and the same call that will run it says how large the message is. So the memory that messages
 // need follows from the model's own code, like the workspace. The loopback is a group seen from one
-// rank without the others: it notes messages and carries none. A group of one has no collective.
+// rank without the others: it notes messages, waits for nobody, and so serves rehearsals. A group
+// of one has no collective.
 //
 //   Owns       nothing.
 //   Thread     the step thread.
 //   Allocates  never.
 //   Fails      never.
 
+struct collective;
+struct collective_gather;
+
+// Who carries the messages of a group.
+struct collective_table {
+    void (*all_reduce_add)(struct collective *collective, const float *part, float *y,
+                           uint32_t rows, uint32_t cols);
+    void (*all_gather)(struct collective *collective, const struct collective_gather *args);
+    bool (*broken)(const struct collective *collective);
+};
+
 struct collective {
+    const struct collective_table *table;    // NULL: the loopback
     uint32_t rank, world;
     // Recorded so far:
     uint64_t message_bytes_max;    // largest single message, over all ranks' parts
@@ -34,6 +48,16 @@ struct collective_gather {
 };
 
 void collective_init_loopback(struct collective *collective, uint32_t rank, uint32_t world);
+
+// y[i] += the sum over the ranks of their part[i], [rows, cols]. Groups of 2, 4 and 8 add the parts
+// by pairs, ((p0 + p1) + (p2 + p3)) + ..., others from left to right; every rank gets the same
+// bits. The loopback adds its own part.
+void collective_all_reduce_add(struct collective *collective, const float *part, float *y,
+                               uint32_t rows, uint32_t cols);
+// The loopback leaves zeros where the others' columns would be.
+void collective_all_gather(struct collective *collective, const struct collective_gather *args);
+// A rank was lost or the epoch ended: messages since then carried nothing and waited for nobody.
+bool collective_broken(const struct collective *collective);
 
 // Notes a message: its sum, or its gathered form, has `bytes`.
 void collective_note(struct collective *collective, uint64_t bytes);

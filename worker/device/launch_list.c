@@ -6,6 +6,9 @@
 enum launch_kind {
     LAUNCH_KIND_EMBED,
     LAUNCH_KIND_MATMUL,
+    LAUNCH_KIND_ROUTE,
+    LAUNCH_KIND_EXPERTS,
+    LAUNCH_KIND_EXCHANGE,
     LAUNCH_KIND_RMS_NORM,
     LAUNCH_KIND_ROPE_APPEND,
     LAUNCH_KIND_ATTENTION,
@@ -19,6 +22,9 @@ struct launch {
     union {
         struct op_embed_args embed;
         struct op_matmul_args matmul;
+        struct op_route_args route;
+        struct op_experts_args experts;
+        struct op_exchange_args exchange;
         struct op_rms_norm_args rms_norm;
         struct op_rope_append_args rope_append;
         struct op_attention_args attention;
@@ -66,6 +72,18 @@ static void record_matmul(const struct op_ctx *ctx, const struct op_matmul_args 
     append(ctx, LAUNCH_KIND_MATMUL)->args.matmul = *args;
 }
 
+static void record_route(const struct op_ctx *ctx, const struct op_route_args *args) {
+    append(ctx, LAUNCH_KIND_ROUTE)->args.route = *args;
+}
+
+static void record_experts(const struct op_ctx *ctx, const struct op_experts_args *args) {
+    append(ctx, LAUNCH_KIND_EXPERTS)->args.experts = *args;
+}
+
+static void record_exchange(const struct op_ctx *ctx, const struct op_exchange_args *args) {
+    append(ctx, LAUNCH_KIND_EXCHANGE)->args.exchange = *args;
+}
+
 static void record_rms_norm(const struct op_ctx *ctx, const struct op_rms_norm_args *args) {
     append(ctx, LAUNCH_KIND_RMS_NORM)->args.rms_norm = *args;
 }
@@ -93,6 +111,9 @@ void launch_list_record(struct launch_list *list, const struct ops *ops, const s
     *ops_out = *ops;
     ops_out->embed = record_embed;
     ops_out->matmul = record_matmul;
+    ops_out->route = record_route;
+    ops_out->experts = record_experts;
+    ops_out->exchange = record_exchange;
     ops_out->rms_norm = record_rms_norm;
     ops_out->rope_append = record_rope_append;
     ops_out->attention = record_attention;
@@ -116,6 +137,15 @@ void launch_list_replay(const struct launch_list *list, const struct ops *ops,
             break;
         case LAUNCH_KIND_MATMUL:
             ops->matmul(&own, &launch->args.matmul);
+            break;
+        case LAUNCH_KIND_ROUTE:
+            ops->route(&own, &launch->args.route);
+            break;
+        case LAUNCH_KIND_EXPERTS:
+            ops->experts(&own, &launch->args.experts);
+            break;
+        case LAUNCH_KIND_EXCHANGE:
+            ops->exchange(&own, &launch->args.exchange);
             break;
         case LAUNCH_KIND_RMS_NORM:
             ops->rms_norm(&own, &launch->args.rms_norm);

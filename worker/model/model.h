@@ -17,8 +17,9 @@
 // packing, binding, planning — is the same for all families and follows from that list.
 //
 // A group of several ranks splits a model (models.md section 6): heads and inner columns are shared
-// out, the vocabulary is padded and shared out, norms are copied, KV heads are copied where there
-// are fewer than ranks. The forward function sees its rank's part and asks for sums over the ranks.
+// out, the vocabulary is padded and shared out, norms and routers are copied, experts are shared
+// out whole, KV heads are copied where there are fewer than ranks. The forward function sees its
+// rank's part and asks for sums over the ranks.
 //
 //   Owns       its tables; weights lie in memory that the caller gives to model_bind.
 //   Thread     one at a time; immutable after load.
@@ -29,7 +30,7 @@ struct model;
 
 // What a weight is for: how the ledger tells them apart.
 enum model_kind {
-    MODEL_KIND_OTHER,    // norms
+    MODEL_KIND_OTHER,    // norms and routers
     MODEL_KIND_EMBEDDING,
     MODEL_KIND_ATTENTION,
     MODEL_KIND_MLP,
@@ -77,12 +78,14 @@ enum model_split {
     MODEL_SPLIT_KV_ROWS,       // the same by KV heads; copied to world / kv_heads ranks when fewer
     MODEL_SPLIT_COLS,          // input columns shared out; products are summed over the ranks
     MODEL_SPLIT_VOCABULARY,    // rows, padded to a multiple of 64 per rank
+    MODEL_SPLIT_EXPERTS,       // whole experts, neighbours on a rank
 };
 struct model_tensor {
     const char *name;
     enum model_split split;
     enum dtype dtype;
     uint32_t rows, cols;
+    uint32_t matrices;    // of this shape: the rank's experts, else 1
     size_t bytes;
 };
 uint32_t model_tensor_count(const struct model *model);
@@ -93,7 +96,7 @@ void model_bind(struct model *model, void *memory);
 
 // Packs the file's tensors into the bound memory, in file order of the list, giving back file pages
 // as it goes. `progress` (may be NULL) is called after each tensor. A device without arithmetic
-// (ops->weight_pack is NULL) has nothing to load. Shards are planned only, not loaded yet.
+// (ops->weight_pack is NULL) has nothing to load. Of each tensor only the rank's part is read.
 typedef void (*model_progress_fn)(void *ctx, uint64_t bytes_done, uint64_t bytes_total);
 void model_load(struct model *model, const struct weights *weights, const struct op_ctx *ctx,
                 model_progress_fn progress, void *progress_ctx);
@@ -114,18 +117,22 @@ struct model_layer {
     const float *q_norm;       // [head_dim], NULL where the family has none
     const float *k_norm;
     struct op_weight q, k, v, o;
-    struct op_weight gate, up, down;
+    struct op_weight gate, up, down;                          // of a dense layer
+    struct op_weight router;                                  // [experts, hidden]; rows 0: dense
+    struct op_experts expert_gate, expert_up, expert_down;    // this rank's
 };
 
 struct model_family {
     const char *arch;    // as in general.architecture and model_type
     bool qk_norm;
+    bool experts;    // layers may be mixtures
     model_forward_fn forward;
 };
 
 struct model_view {                       // what a forward function reads
     const struct model_config *config;    // this rank's heads, inner size and vocabulary rows
     struct model_shard shard;
+    uint32_t parts;         // of sums that cross ranks, on this one (ops.h)
     uint32_t vocabulary;    // of the whole model
     const struct model_family *family;
     const struct model_layer *layers;    // [layer_count]
@@ -136,8 +143,14 @@ struct model_view {                       // what a forward function reads
 };
 const struct model_view *model_view(const struct model *model);
 
-// Dense pre-norm decoder with grouped-query attention: llama, qwen3.
+// Pre-norm decoder with grouped-query attention, dense or with experts: llama, qwen3, qwen3_moe.
 void model_dense_forward(const struct model *model, struct reader *reader,
                          const struct forward_step *step);
+
+// The experts' half of a layer for one tile of rows, whose residual stream is `x`: adds to x, or
+// where `part` is not NULL leaves the rank's part of the sum there. Both [rows, hidden].
+void model_experts_tile(const struct model_view *view, struct reader *reader,
+                        const struct forward_step *step, uint32_t layer, struct op_rows rows,
+                        float *x, float *part);
 
 #endif

@@ -42,10 +42,32 @@ static enum status check_rope(const struct rope_config *rope, struct error *err)
     return STATUS_OK;
 }
 
+bool model_config_has_dense(const struct model_config *config) {
+    for (uint32_t layer = 0; layer < config->layer_count; layer++) {
+        if (!model_config_has_experts(config, layer)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static enum status check_experts(const struct model_config *c, struct error *err) {
+    if (c->expert_count == 0) {
+        return STATUS_OK;
+    }
+    TRY(check_range("expert count", c->expert_count, 1, BOUND_EXPERTS, err));
+    uint32_t most = c->expert_count < BOUND_EXPERTS_USED ? c->expert_count : BOUND_EXPERTS_USED;
+    TRY(check_range("number of experts per token", c->expert_used, 1, most, err));
+    return check_range("expert inner size", c->expert_inter, 1, (uint64_t)BOUND_HIDDEN * 8, err);
+}
+
 static enum status check_config(const struct model_config *c, struct error *err) {
     TRY(check_range("hidden size", c->hidden, 1, BOUND_HIDDEN, err));
-    TRY(check_range("inner size", c->inter, 1, (uint64_t)BOUND_HIDDEN * 8, err));
     TRY(check_range("layer count", c->layer_count, 1, BOUND_LAYERS, err));
+    TRY(check_experts(c, err));
+    if (model_config_has_dense(c)) {
+        TRY(check_range("inner size", c->inter, 1, (uint64_t)BOUND_HIDDEN * 8, err));
+    }
     TRY(check_range("head count", c->q_head_count, 1, BOUND_HEADS, err));
     TRY(check_range("KV head count", c->kv_head_count, 1, c->q_head_count, err));
     TRY(check_range("head dimension", c->head_dim, 2, BOUND_HEAD_DIM, err));
@@ -145,6 +167,35 @@ static enum status read_gguf_rope(struct gguf_reader *r, const struct weights *w
     return STATUS_OK;
 }
 
+// Files of this kind have experts in every layer, and shares that sum to one unless they say
+// otherwise.
+static enum status read_gguf_experts(struct gguf_reader *r, struct model_config *c,
+                                     struct error *err) {
+    bool found = false;
+    TRY(gguf_get_u32(r->gguf, arch_key(r, "expert_count"), &c->expert_count, &found, err));
+    if (c->expert_count == 0) {
+        return STATUS_OK;
+    }
+    TRY(gguf_get_u32(r->gguf, arch_key(r, "expert_used_count"), &c->expert_used, NULL, err));
+    TRY(gguf_get_u32(r->gguf, arch_key(r, "expert_feed_forward_length"), &c->expert_inter, NULL,
+                     err));
+    c->expert_normalise = true;
+    TRY(gguf_get_bool(r->gguf, arch_key(r, "expert_weights_norm"), &c->expert_normalise, &found,
+                      err));
+    uint32_t gating = 1, shared = 0;
+    float scale = 1.0f;
+    TRY(gguf_get_u32(r->gguf, arch_key(r, "expert_gating_func"), &gating, &found, err));
+    TRY(gguf_get_u32(r->gguf, arch_key(r, "expert_shared_count"), &shared, &found, err));
+    TRY(gguf_get_f32(r->gguf, arch_key(r, "expert_weights_scale"), &scale, &found, err));
+    if (gating != 1 || shared > 0 || (scale != 1.0f && scale != 0.0f)) {
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "experts with gating function %u, %u shared ones and scale %g are not "
+                         "built; softmax (1), none and 1 are",
+                         gating, shared, (double)scale);
+    }
+    return STATUS_OK;
+}
+
 static enum status read_gguf(const struct weights *weights, struct model_config *c,
                              struct error *err) {
     struct gguf_reader r = {.gguf = weights_gguf(weights)};
@@ -160,14 +211,11 @@ static enum status read_gguf(const struct weights *weights, struct model_config 
     TRY(gguf_get_u32(r.gguf, arch_key(&r, "context_length"), &c->context, NULL, err));
     TRY(gguf_get_u32(r.gguf, arch_key(&r, "embedding_length"), &c->hidden, NULL, err));
     TRY(gguf_get_u32(r.gguf, arch_key(&r, "block_count"), &c->layer_count, NULL, err));
-    TRY(gguf_get_u32(r.gguf, arch_key(&r, "feed_forward_length"), &c->inter, NULL, err));
+    TRY(read_gguf_experts(&r, c, err));
+    TRY(gguf_get_u32(r.gguf, arch_key(&r, "feed_forward_length"), &c->inter,
+                     c->expert_count > 0 ? &found : NULL, err));
     TRY(gguf_get_f32(r.gguf, arch_key(&r, "attention.layer_norm_rms_epsilon"), &c->rms_eps, NULL,
                      err));
-    uint32_t experts = 0;
-    TRY(gguf_get_u32(r.gguf, arch_key(&r, "expert_count"), &experts, &found, err));
-    if (experts > 0) {
-        return error_set(err, STATUS_UNSUPPORTED, "a mixture of %u experts is not built", experts);
-    }
     TRY(read_heads(&r, c, err));
     struct weights_tensor embed;
     TRY(weights_find(weights, "token_embd.weight", &embed, err));
@@ -273,6 +321,53 @@ static enum status read_hf_sizes(const struct json *config, struct model_config 
     return STATUS_OK;
 }
 
+// Layer i has experts unless `mlp_only_layers` names it or i + 1 is no multiple of
+// `decoder_sparse_step`.
+static enum status read_dense_layers(const struct json *config, struct model_config *c,
+                                     struct error *err) {
+    uint32_t step = 1;
+    bool found = false;
+    TRY(read_u32(config, "decoder_sparse_step", &step, &found, err));
+    TRY(check_range("decoder_sparse_step", step, 1, BOUND_LAYERS, err));
+    TRY(check_range("layer count", c->layer_count, 1, BOUND_LAYERS, err));
+    for (uint32_t layer = 0; layer < c->layer_count; layer++) {
+        if ((layer + 1) % step != 0) {
+            c->dense_layers[layer / 64] |= 1ull << (layer % 64);
+        }
+    }
+    const struct json *only = json_get(config, "mlp_only_layers");
+    for (size_t i = 0; i < json_count(only); i++) {
+        const struct json *layer = json_at(only, i);
+        if (json_kind(layer) != JSON_KIND_INT || json_int(layer) < 0 ||
+            json_int(layer) >= (int64_t)c->layer_count) {
+            return error_set(err, STATUS_CORRUPT,
+                             "config.json: 'mlp_only_layers' names no layer of the %u",
+                             c->layer_count);
+        }
+        c->dense_layers[json_int(layer) / 64] |= 1ull << (json_int(layer) % 64);
+    }
+    return STATUS_OK;
+}
+
+static enum status read_hf_experts(const struct json *config, struct model_config *c,
+                                   struct error *err) {
+    bool found = false;
+    TRY(read_u32(config, "num_experts", &c->expert_count, &found, err));
+    if (c->expert_count == 0) {
+        return STATUS_OK;
+    }
+    TRY(read_u32(config, "num_experts_per_tok", &c->expert_used, NULL, err));
+    TRY(read_u32(config, "moe_intermediate_size", &c->expert_inter, NULL, err));
+    TRY(json_field_bool(config, "norm_topk_prob", &c->expert_normalise, &found, err));
+    uint32_t shared = 0;
+    TRY(read_u32(config, "shared_expert_intermediate_size", &shared, &found, err));
+    if (shared > 0) {
+        return error_set(err, STATUS_UNSUPPORTED,
+                         "config.json: a shared expert of %u inner columns is not built", shared);
+    }
+    return read_dense_layers(config, c, err);
+}
+
 // The element type that the tensors of a model without tensors would have.
 static enum status read_shape_dtype(const struct json *config, enum dtype *out, struct error *err) {
     static const struct {
@@ -310,6 +405,7 @@ static enum status read_hf(const struct weights *weights, struct model_config *c
     snprintf(c->arch, sizeof c->arch, "%.30s", type);
     TRY(refuse_unbuilt(config, err));
     TRY(read_hf_sizes(config, c, err));
+    TRY(read_hf_experts(config, c, err));
     if (weights_shapes_only(weights)) {
         TRY(read_shape_dtype(config, &c->dtype, err));
     }

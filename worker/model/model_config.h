@@ -2,6 +2,7 @@
 #ifndef WORKER_MODEL_MODEL_CONFIG_H
 #define WORKER_MODEL_MODEL_CONFIG_H
 
+#include "common/bounds.h"
 #include "common/status.h"
 #include "kernels/ops.h"
 #include "worker/weights/weights.h"
@@ -39,9 +40,9 @@ struct rope_config {
 enum { MODEL_ARCH_BYTES = 32 };
 
 struct model_config {
-    char arch[MODEL_ARCH_BYTES];    // "llama", "qwen3"
+    char arch[MODEL_ARCH_BYTES];    // "llama", "qwen3", "qwen3_moe", "qwen3moe" (GGUF)
     uint32_t hidden;
-    uint32_t inter;
+    uint32_t inter;    // of dense layers; 0 where there are none
     uint32_t layer_count;
     uint32_t q_head_count;
     uint32_t kv_head_count;
@@ -52,7 +53,19 @@ struct model_config {
     bool tied_embeddings;
     enum dtype dtype;    // of the tensors of a model of shapes only (weights.h)
     struct rope_config rope;
+    // Mixture of experts; all 0 in a dense model.
+    uint32_t expert_count;
+    uint32_t expert_used;     // experts of one token
+    uint32_t expert_inter;    // inner size of one expert
+    bool expert_normalise;    // shares of a token's experts are divided by their sum
+    uint64_t dense_layers[BOUND_LAYERS / 64];    // bit i: layer i has no experts
 };
+
+// Whether a layer's second half is a mixture of experts.
+static inline bool model_config_has_experts(const struct model_config *config, uint32_t layer) {
+    return config->expert_count > 0 && (config->dense_layers[layer / 64] >> (layer % 64)) % 2 == 0;
+}
+bool model_config_has_dense(const struct model_config *config);    // any layer without experts
 
 enum status model_config_read(const struct weights *weights, struct model_config *out,
                               struct error *err) MUST_USE;

@@ -4,17 +4,32 @@
 #include "worker/model/model.h"
 #include <math.h>
 
-// The dense decoder: x += Wo attention(norm1(x)); x += Wd swiglu(norm2(x)).
-// Six operations a layer; norms and the gate are folded into the products that read them. In a
-// group x is the same on every rank; a product over a rank's own columns is a part of a sum. The
-// first rank adds its part to x, the others put theirs in x's place, so the sum over the ranks is
-// the new x and no second buffer is needed.
+// The decoder: x += Wo attention(norm1(x)); x += Wd swiglu(norm2(x)), or experts in its place.
+// Six operations a dense layer; norms and the gate are folded into the products that read them. In
+// a group x is the same on every rank; a product over a rank's own columns is a part of a sum,
+// which goes to a buffer of its own and is added to x with those of the other ranks. Alone, the
+// product adds to x itself, its columns in the same parts (ops.h).
 
 struct dense_buffers {
     float *x;                // [rows, hidden] residual stream
     float *q, *k, *v, *a;    // [rows, heads * head_dim]
     float *gate, *up;        // [rows of a tile, inter]
 };
+
+// Where products over the rank's own columns put their part of the sum over the ranks; NULL: there
+// is one rank, and they add to x.
+static float *begin_sum(const struct model_view *m, struct reader *reader, size_t rows) {
+    return m->shard.world == 1 ? NULL : reader_take_f32(reader, rows * m->config->hidden);
+}
+
+static void end_sum(const struct model_view *m, struct reader *reader,
+                    const struct forward_step *step, float *part, float *x) {
+    if (part != NULL) {
+        struct op_rows rows = {step->step->row_count, &step->step->row_count, 0};
+        reader_all_reduce_add(reader, part, x, rows, m->config->hidden);
+        reader_drop(reader, part);
+    }
+}
 
 static void attention_block(const struct model_view *m, struct reader *reader,
                             const struct forward_step *step, uint32_t layer,
@@ -61,6 +76,7 @@ static void attention_block(const struct model_view *m, struct reader *reader,
                                  .scale = 1.0f / sqrtf((float)c->head_dim),
                                  .parts = step->tiles.attention_parts,
                              });
+    float *part = begin_sum(m, reader, rows.most);
     reader_matmul(reader, &(struct op_matmul_args){
                               .input = OP_INPUT_PLAIN,
                               .x = b->a,
@@ -69,17 +85,18 @@ static void attention_block(const struct model_view *m, struct reader *reader,
                               .pass_rows = step->tiles.matmul_rows,
                               .weight_count = 1,
                               .weight = {&w->o},
-                              .y = {b->x},
+                              .y = {part != NULL ? part : b->x},
                               .y_stride = {c->hidden},
-                              .accumulate = m->shard.rank == 0,
+                              .parts = m->parts,
+                              .accumulate = part == NULL,
                           });
-    reader_all_reduce(reader, b->x, rows.most, c->hidden);
+    end_sum(m, reader, step, part, b->x);
 }
 
-// One tile of rows, whose residual stream is `x`.
+// One tile of rows, whose residual stream is `x`, and `part` of it or NULL.
 static void mlp_tile(const struct model_view *m, struct reader *reader,
                      const struct forward_step *step, uint32_t layer, struct op_rows rows, float *x,
-                     const struct dense_buffers *b) {
+                     float *part, const struct dense_buffers *b) {
     const struct model_config *c = m->config;
     const struct model_layer *w = &m->layers[layer];
     reader_matmul(reader, &(struct op_matmul_args){
@@ -104,9 +121,10 @@ static void mlp_tile(const struct model_view *m, struct reader *reader,
                               .pass_rows = step->tiles.matmul_rows,
                               .weight_count = 1,
                               .weight = {&w->down},
-                              .y = {x},
+                              .y = {part != NULL ? part : x},
                               .y_stride = {c->hidden},
-                              .accumulate = m->shard.rank == 0,
+                              .parts = m->parts,
+                              .accumulate = part == NULL,
                           });
 }
 
@@ -115,17 +133,43 @@ static void mlp_block(const struct model_view *m, struct reader *reader,
                       const struct forward_step *step, uint32_t layer, struct dense_buffers *b) {
     const struct model_config *c = m->config;
     const uint32_t *row_count = &step->step->row_count;
+    bool dense = m->layers[layer].router.rows == 0;
     INVARIANT(step->tiles.mlp_rows > 0);
     uint32_t tile = u32_min(*row_count, step->tiles.mlp_rows);
-    b->gate = reader_take_f32(reader, (size_t)tile * c->inter);
-    b->up = reader_take_f32(reader, (size_t)tile * c->inter);
+    float *part = begin_sum(m, reader, *row_count);
+    if (dense) {
+        b->gate = reader_take_f32(reader, (size_t)tile * c->inter);
+        b->up = reader_take_f32(reader, (size_t)tile * c->inter);
+    }
     for (uint32_t done = 0; done < *row_count; done += tile) {
         struct op_rows rows = {u32_min(*row_count - done, tile), row_count, done};
-        mlp_tile(m, reader, step, layer, rows, b->x + (size_t)done * c->hidden, b);
+        size_t at = (size_t)done * c->hidden;
+        float *tile_part = part != NULL ? part + at : NULL;
+        if (dense) {
+            mlp_tile(m, reader, step, layer, rows, b->x + at, tile_part, b);
+        } else {
+            model_experts_tile(m, reader, step, layer, rows, b->x + at, tile_part);
+        }
     }
-    reader_drop(reader, b->up);
-    reader_drop(reader, b->gate);
-    reader_all_reduce(reader, b->x, *row_count, c->hidden);
+    if (dense) {
+        reader_drop(reader, b->up);
+        reader_drop(reader, b->gate);
+    }
+    end_sum(m, reader, step, part, b->x);
+}
+
+// Rows of the embedding are shared out: each rank has those of its tokens, zeros for the others.
+static void embed(const struct model_view *m, struct reader *reader,
+                  const struct forward_step *step, float *x) {
+    float *part = begin_sum(m, reader, step->step->row_count);
+    reader_embed(reader, &(struct op_embed_args){
+                             .step = step->step,
+                             .weight = m->embed,
+                             .token_begin = m->shard.rank * m->embed->rows,
+                             .y = part != NULL ? part : x,
+                             .zero = part != NULL ? x : NULL,
+                         });
+    end_sum(m, reader, step, part, x);
 }
 
 // Logits and sampling, a tile of rows at a time, so that the logits never need more than one tile.
@@ -163,13 +207,9 @@ static void output_block(const struct model_view *m, struct reader *reader,
                                   .y = {logits},
                                   .y_stride = {c->vocabulary},
                               });
-        reader_all_gather(reader, &(struct collective_gather){
-                                      .x = logits,
-                                      .y = all,
-                                      .row_count = rows.most,
-                                      .x_cols = c->vocabulary,
-                                      .y_cols = m->vocabulary,
-                                  });
+        if (all != logits) {
+            reader_all_gather(reader, logits, all, rows, c->vocabulary, m->vocabulary);
+        }
         reader_sample(reader, &(struct op_sample_args){.row = sample_rows,
                                                        .rows = rows,
                                                        .logits = all,
@@ -189,9 +229,7 @@ void model_dense_forward(const struct model *model, struct reader *reader,
     size_t q_width = (size_t)c->q_head_count * c->head_dim;
     size_t kv_width = (size_t)c->kv_head_count * c->head_dim;
     struct dense_buffers b = {.x = reader_take_f32(reader, rows * c->hidden)};
-    reader_embed(reader, &(struct op_embed_args){step->step, m->embed, b.x});
-    reader_all_reduce(reader, b.x, step->step->row_count,
-                      c->hidden);    // of other ranks' tokens: zeros
+    embed(m, reader, step, b.x);
     bool limited = step->layer_limit > 0 && step->layer_limit < c->layer_count;
     uint32_t layer_count = limited ? step->layer_limit : c->layer_count;
     for (uint32_t layer = 0; layer < layer_count; layer++) {

@@ -104,20 +104,46 @@ static struct op_ctx with_scratch(struct reader *reader, size_t bytes) {
     return ctx;
 }
 
-static void note_message(struct reader *reader, uint64_t bytes) {
+// ---- messages ----------------------------------------------------------------------------------
+
+static void carry_sum(const struct op_exchange_args *args, uint32_t rows) {
+    struct collective *const *carrier = args->carrier;
+    collective_all_reduce_add(*carrier, args->x, args->y, rows, args->y_cols);
+}
+
+static void carry_columns(const struct op_exchange_args *args, uint32_t rows) {
+    struct collective *const *carrier = args->carrier;
+    collective_all_gather(*carrier, &(struct collective_gather){.x = args->x,
+                                                                .y = args->y,
+                                                                .row_count = rows,
+                                                                .x_cols = args->x_cols,
+                                                                .y_cols = args->y_cols});
+}
+
+static void exchange(struct reader *reader, const struct op_exchange_args *args) {
     if (reader->collective != NULL) {
-        INVARIANT(!reader->executes || reader->simulates);
-        collective_note(reader->collective, bytes);
+        collective_note(reader->collective,
+                        (uint64_t)args->rows.most * args->y_cols * sizeof *args->x);
+    }
+    if (launches(reader)) {
+        INVARIANT(args->carrier != NULL || reader->simulates);
+        reader->ops->exchange(reader->ctx, args);
     }
 }
 
-void reader_all_reduce(struct reader *reader, float *x, uint32_t row_count, uint32_t cols) {
-    note_message(reader, (uint64_t)row_count * cols * sizeof *x);
+void reader_all_reduce_add(struct reader *reader, const float *part, float *y, struct op_rows rows,
+                           uint32_t cols) {
+    exchange(reader,
+             &(struct op_exchange_args){carry_sum, reader->carrier, part, y, rows, cols, cols});
 }
 
-void reader_all_gather(struct reader *reader, const struct collective_gather *args) {
-    note_message(reader, (uint64_t)args->row_count * args->y_cols * sizeof *args->x);
+void reader_all_gather(struct reader *reader, const float *x, float *y, struct op_rows rows,
+                       uint32_t x_cols, uint32_t y_cols) {
+    exchange(reader, &(struct op_exchange_args){carry_columns, reader->carrier, x, y, rows, x_cols,
+                                                y_cols});
 }
+
+// ---- operations --------------------------------------------------------------------------------
 
 void reader_embed(struct reader *reader, const struct op_embed_args *args) {
     if (launches(reader)) {
@@ -129,6 +155,20 @@ void reader_matmul(struct reader *reader, const struct op_matmul_args *args) {
     struct op_ctx ctx = with_scratch(reader, reader->ops->matmul_scratch(reader->ctx, args));
     if (launches(reader)) {
         reader->ops->matmul(&ctx, args);
+    }
+    reader_drop(reader, ctx.scratch);
+}
+
+void reader_route(struct reader *reader, const struct op_route_args *args) {
+    if (launches(reader)) {
+        reader->ops->route(reader->ctx, args);
+    }
+}
+
+void reader_experts(struct reader *reader, const struct op_experts_args *args) {
+    struct op_ctx ctx = with_scratch(reader, reader->ops->experts_scratch(reader->ctx, args));
+    if (launches(reader)) {
+        reader->ops->experts(&ctx, args);
     }
     reader_drop(reader, ctx.scratch);
 }

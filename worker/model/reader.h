@@ -43,7 +43,12 @@ struct reader {
     uint32_t launch_count;
     uint32_t live_count;
     struct reader_range live[READER_LIVE_MAX];    // sorted by begin
-    struct collective *collective;                // NULL in a group of one
+    // NULL in a group of one, and both set by the caller after init. Messages are noted in
+    // `collective` as they are asked for. Where the reader executes, `carrier` points at who
+    // carries them when the step runs; it is read then, so that captured steps follow when it
+    // changes.
+    struct collective *collective;
+    struct collective *const *carrier;
 };
 
 void reader_init_measure(struct reader *reader, const struct ops *ops, const struct op_ctx *ctx);
@@ -59,15 +64,18 @@ void *reader_take(struct reader *reader, size_t bytes);
 float *reader_take_f32(struct reader *reader, size_t count);
 void reader_drop(struct reader *reader, const void *memory);
 
-// Between the ranks: x[i] = sum over the ranks of their x[i], and everybody's columns side by side.
-// Nothing in a group of one. Messages are noted in `collective`, which the caller sets after init;
-// a reader that executes cannot carry them yet.
-void reader_all_reduce(struct reader *reader, float *x, uint32_t row_count, uint32_t cols);
-void reader_all_gather(struct reader *reader, const struct collective_gather *args);
+// Between the ranks of a group of more than one, [rows, cols] each: y += the sum over the ranks of
+// their parts; and everybody's columns side by side (collective.h).
+void reader_all_reduce_add(struct reader *reader, const float *part, float *y, struct op_rows rows,
+                           uint32_t cols);
+void reader_all_gather(struct reader *reader, const float *x, float *y, struct op_rows rows,
+                       uint32_t x_cols, uint32_t y_cols);
 
 // Operations: args as in kernels/ops.h.
 void reader_embed(struct reader *reader, const struct op_embed_args *args);
 void reader_matmul(struct reader *reader, const struct op_matmul_args *args);
+void reader_route(struct reader *reader, const struct op_route_args *args);
+void reader_experts(struct reader *reader, const struct op_experts_args *args);
 void reader_rope_append(struct reader *reader, const struct op_rope_append_args *args);
 void reader_attention(struct reader *reader, const struct op_attention_args *args);
 void reader_sample(struct reader *reader, const struct op_sample_args *args);

@@ -18,6 +18,8 @@ struct slot {
     uint32_t len_max;
     uint32_t block_count;
     int32_t last_token;                 // decoding: the token at position len, not yet computed
+    uint64_t blocks_digest;             // sum over its blocks, kept as they change
+    uint64_t sampling_digest;           // since admission
     struct sampling_params sampling;    // bias points into `bias`
     struct op_token_bias *bias;         // [BOUND_LOGIT_BIAS], allocated with the table
     // Scratch of plan judgement: the state as it will be after the plan.
@@ -418,6 +420,57 @@ static enum status judge(struct batch *batch, const struct plan *plan, struct er
     return judge_size(batch, plan, err);
 }
 
+// ---- digests -----------------------------------------------------------------------------------
+
+static uint64_t mix(uint64_t digest, uint64_t value) {
+    return hash_u64(digest ^ hash_u64(value));
+}
+
+// A sum of these over the places does not depend on the order in which they were filled.
+static uint64_t block_digest(uint32_t index, uint32_t block) {
+    return hash_u64((uint64_t)index << 32 | block);
+}
+
+static uint64_t blocks_digest(const uint32_t *blocks, uint32_t first, uint32_t count) {
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        sum += block_digest(first + i, blocks[first + i]);
+    }
+    return sum;
+}
+
+static uint64_t float_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+// Field by field: what lies between fields is not the same everywhere.
+static uint64_t sampling_digest(const struct sampling_params *s, const struct op_token_bias *bias) {
+    const uint64_t facts[] = {
+        float_bits(s->temperature),
+        float_bits(s->top_p),
+        float_bits(s->min_p),
+        s->top_k,
+        float_bits(s->repetition_penalty),
+        float_bits(s->presence_penalty),
+        float_bits(s->frequency_penalty),
+        s->seed,
+        s->stream,
+        (uint64_t)s->want_logprobs << 1 | (uint64_t)s->want_prompt_logprobs,
+        s->top_logprobs,
+        s->min_tokens,
+        s->stop_token_count,
+        s->bias_count,
+    };
+    uint64_t digest = hash_bytes(facts, sizeof facts);
+    digest = mix(digest, hash_bytes(s->stop_tokens, s->stop_token_count * sizeof(int32_t)));
+    for (uint32_t i = 0; i < s->bias_count; i++) {
+        digest = mix(digest, (uint64_t)(uint32_t)bias[i].token << 32 | float_bits(bias[i].bias));
+    }
+    return digest;
+}
+
 // ---- applying a plan ---------------------------------------------------------------------------
 
 // An empty list has no address.
@@ -442,7 +495,9 @@ static void admit(struct batch *batch, const struct plan_admit *admit) {
             (struct op_token_bias){admit->sampling.bias[i].token, admit->sampling.bias[i].bias};
     }
     slot->sampling.bias = NULL;    // the plan's memory goes; slot->bias stays
+    slot->sampling_digest = sampling_digest(&slot->sampling, slot->bias);
     copy_blocks(blocks_of(batch, admit->ref.slot), admit->blocks, admit->block_count);
+    slot->blocks_digest = blocks_digest(admit->blocks, 0, admit->block_count);
     if (admit->history_count > 0) {
         memcpy(history_of(batch, admit->ref.slot), admit->history,
                admit->history_count * sizeof(int32_t));
@@ -469,6 +524,9 @@ static void move_blocks(struct batch *batch, const struct plan *plan) {
             batch->copy_from[batch->copy_count] = *block;
             batch->copy_to[batch->copy_count++] = move->block;
         }
+        struct slot *slot = &batch->slots[move->ref.slot];
+        slot->blocks_digest -= block_digest(move->index, *block);
+        slot->blocks_digest += block_digest(move->index, move->block);
         *block = move->block;
     }
 }
@@ -484,8 +542,9 @@ static void change(struct batch *batch, const struct plan *plan) {
     for (uint32_t i = 0; i < plan->update_count; i++) {
         const struct plan_update *update = &plan->updates[i];
         struct slot *slot = &batch->slots[update->ref.slot];
-        copy_blocks(blocks_of(batch, update->ref.slot) + slot->block_count, update->append_blocks,
-                    update->append_count);
+        uint32_t *blocks = blocks_of(batch, update->ref.slot);
+        copy_blocks(blocks + slot->block_count, update->append_blocks, update->append_count);
+        slot->blocks_digest += blocks_digest(blocks, slot->block_count, update->append_count);
         slot->block_count += update->append_count;
         slot->paused = slot->next_paused;
     }
@@ -686,7 +745,30 @@ void batch_commit(struct batch *batch, struct result_row *rows) {
     }
 }
 
-static uint64_t mix(uint64_t digest, const void *bytes, size_t byte_count) {
+uint64_t batch_step_digest(const struct batch *batch, const struct result_row *rows,
+                           uint32_t count) {
+    uint64_t digest = count;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct result_row *row = &rows[i];
+        digest = mix(digest, (uint64_t)row->ref.slot << 32 | row->ref.gen);
+        digest = mix(digest, (uint64_t)row->position << 32 | (uint32_t)row->token);
+    }
+    for (uint32_t i = 0; i < batch->limits.envelope.seqs; i++) {
+        const struct slot *slot = &batch->slots[i];
+        if (slot->state == SLOT_FREE) {
+            continue;
+        }
+        uint64_t last = slot->state == SLOT_DECODING ? (uint32_t)slot->last_token : 0;
+        digest = mix(digest, (uint64_t)i << 32 | slot->gen);
+        digest = mix(digest, (uint64_t)slot->state << 33 | (uint64_t)slot->paused << 32 | last);
+        digest = mix(digest, (uint64_t)slot->len << 32 | slot->len_max);
+        digest = mix(digest, (uint64_t)slot->prompt_tokens << 32 | slot->block_count);
+        digest = mix(digest, slot->blocks_digest ^ hash_u64(slot->sampling_digest));
+    }
+    return digest;
+}
+
+static uint64_t mix_bytes(uint64_t digest, const void *bytes, size_t byte_count) {
     return hash_u64(digest ^ hash_bytes(bytes, byte_count));
 }
 
@@ -698,12 +780,12 @@ uint64_t batch_digest(const struct batch *batch) {
         const uint32_t facts[] = {
             (uint32_t)slot->state, slot->paused,  slot->gen,         slot->len,
             slot->prompt_tokens,   slot->len_max, slot->block_count, (uint32_t)slot->last_token};
-        digest = mix(digest, facts, sizeof facts);
-        digest = mix(digest, &slot->sampling, sizeof slot->sampling);
-        digest = mix(digest, slot->bias, BOUND_LOGIT_BIAS * sizeof *slot->bias);
+        digest = mix_bytes(digest, facts, sizeof facts);
+        digest = mix_bytes(digest, &slot->sampling, sizeof slot->sampling);
+        digest = mix_bytes(digest, slot->bias, BOUND_LOGIT_BIAS * sizeof *slot->bias);
     }
-    return mix(digest, batch->slot_blocks,
-               (size_t)e->seqs * e->blocks_per_seq * sizeof *batch->slot_blocks);
+    return mix_bytes(digest, batch->slot_blocks,
+                     (size_t)e->seqs * e->blocks_per_seq * sizeof *batch->slot_blocks);
 }
 
 void batch_audit(const struct batch *batch) {
@@ -715,6 +797,10 @@ void batch_audit(const struct batch *batch) {
         INVARIANT(slot->len <= slot->len_max);
         INVARIANT(slot->block_count <= batch->limits.envelope.blocks_per_seq);
         INVARIANT(slot->len <= slot->block_count * batch->limits.block_tokens);
+        const uint32_t *blocks =
+            batch->slot_blocks + (size_t)i * batch->limits.envelope.blocks_per_seq;
+        INVARIANT(slot->blocks_digest == blocks_digest(blocks, 0, slot->block_count));
+        INVARIANT(slot->sampling_digest == sampling_digest(&slot->sampling, slot->bias));
         for (uint32_t k = 0; k < slot->block_count; k++) {
             INVARIANT(batch->slot_blocks[(size_t)i * batch->limits.envelope.blocks_per_seq + k] <
                       batch->limits.kv_blocks);

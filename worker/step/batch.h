@@ -69,8 +69,15 @@ struct op_sample_row *batch_sample_rows(struct batch *batch);
 // per logit row. `rows` has room for batch_logit_count entries; alternatives point into the batch.
 void batch_commit(struct batch *batch, struct result_row *rows);
 
+// After batch_commit: a number over the result rows (slot, generation, position, token) and every
+// slot that is in use, with its blocks and sampling. Equal on all ranks that ran the same plans in
+// this epoch; different ranks that differ do not fit together any more. Costs a few steps of
+// arithmetic for each slot: blocks and sampling are summed up as they change.
+uint64_t batch_step_digest(const struct batch *batch, const struct result_row *rows,
+                           uint32_t count);
+
 // A number over all that outlives a step: every slot with its blocks and sampling. Equal before and
-// after a refused plan.
+// after a refused plan. Of this process only, and slow.
 uint64_t batch_digest(const struct batch *batch);
 
 // Tests: walks the table and checks all that must hold.

@@ -14,6 +14,10 @@ struct executor {
     uint32_t layer_limit;
     const struct device_graph *graphs[LEDGER_GRAPHS];    // by bucket; NULL: not captured
     uint64_t replays;
+    struct collective alone;       // the loopback
+    struct collective *group;      // NULL: there is none yet
+    struct collective *carrier;    // of messages between the ranks: one of those two
+    bool broken;                   // the group was lost in this epoch
     char message[256];
 };
 
@@ -39,14 +43,8 @@ uint32_t executor_bucket_launches(const struct model *model, const struct ops *o
     struct forward_step forward = {.step = &step, .kv = kv, .tiles = *tiles};
     struct reader reader;
     reader_init_measure(&reader, ops, ctx);
-    struct model_shard shard = model_view(model)->shard;
-    struct collective group;
-    if (shard.world > 1) {
-        collective_init_loopback(&group, shard.rank, shard.world);
-        reader.collective = &group;
-    }
     model_forward(model, &reader, &forward);
-    return reader_launch_count(&reader) + (shard.world > 1 ? group.message_count : 0);
+    return reader_launch_count(&reader);
 }
 
 // The worst step of the envelope, measured.
@@ -105,6 +103,8 @@ enum status executor_create(const struct executor_options *options, struct execu
         executor_destroy(executor);
         return error_set(err, STATUS_EXHAUSTED, "no memory for result rows");
     }
+    struct model_shard shard = model_view(options->model)->shard;
+    collective_init_loopback(&executor->alone, shard.rank, shard.world);
     *out = executor;
     return STATUS_OK;
 }
@@ -120,6 +120,7 @@ void executor_destroy(struct executor *executor) {
 void executor_reset(struct executor *executor, uint64_t epoch) {
     executor->epoch = epoch;
     executor->applied_seq = 0;
+    executor->broken = false;
     batch_reset(executor->options.batch);
 }
 
@@ -129,6 +130,15 @@ const struct op_sample_row *executor_sample_rows(const struct executor *executor
 
 void executor_limit_layers(struct executor *executor, uint32_t layer_count) {
     executor->layer_limit = layer_count;
+}
+
+void executor_set_collective(struct executor *executor, struct collective *collective) {
+    executor->group = collective;
+    executor->carrier = collective;
+}
+
+void executor_rehearse(struct executor *executor, bool on) {
+    executor->carrier = on ? &executor->alone : executor->group;
 }
 
 uint64_t executor_replays(const struct executor *executor) {
@@ -176,6 +186,7 @@ static void forward(const struct executor *executor, const struct ops *ops,
     };
     struct reader reader;
     reader_init_run(&reader, ops, ctx, o->workspace, o->workspace_bytes);
+    reader.carrier = &executor->carrier;
     model_forward(o->model, &reader, &step);
 }
 
@@ -233,6 +244,13 @@ static void copy_blocks(const struct executor *executor) {
     }
 }
 
+// A rank whose sums would be missing the others' parts.
+static bool lacks_group(const struct executor *executor) {
+    const struct executor_options *o = &executor->options;
+    bool arithmetic = o->ops->weight_pack != NULL;
+    return executor->carrier == NULL && arithmetic && executor->alone.world > 1;
+}
+
 static void run(struct executor *executor, const struct plan *plan, struct step_result *out) {
     const struct executor_options *o = &executor->options;
     *out = (struct step_result){.group = plan->group,
@@ -249,20 +267,33 @@ static void run(struct executor *executor, const struct plan *plan, struct step_
         refuse(executor, RESULT_STATUS_GAP, "plan goes on from another one", out);
         return;
     }
+    if (executor->broken || lacks_group(executor)) {
+        refuse(executor, RESULT_STATUS_FAULT,
+               executor->broken ? "the group was lost in this epoch" : "no group has formed", out);
+        return;
+    }
     uint64_t start_us = clock_monotonic_us();
     struct error err = {0};
     if (batch_apply(o->batch, plan, &err) != STATUS_OK) {
         refuse(executor, RESULT_STATUS_REFUSED, err.message, out);
         return;
     }
-    executor->applied_seq = plan->seq;
-    out->applied_seq = plan->seq;
     copy_blocks(executor);
     if (batch_step(o->batch)->row_count > 0) {
         compute(executor);
     }
+    if (executor->carrier != NULL && collective_broken(executor->carrier)) {
+        // What was computed is worth nothing, and the slots stand between two plans: only a new
+        // epoch, which frees them, goes on from here.
+        executor->broken = true;
+        refuse(executor, RESULT_STATUS_FAULT, "the group lost a rank during the step", out);
+        return;
+    }
+    executor->applied_seq = plan->seq;
+    out->applied_seq = plan->seq;
     batch_commit(o->batch, executor->rows);
     out->row_count = batch_logit_count(o->batch);
+    out->digest = batch_step_digest(o->batch, executor->rows, out->row_count);
     out->step_us = (uint32_t)(clock_monotonic_us() - start_us);
 }
 

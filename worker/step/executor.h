@@ -3,6 +3,7 @@
 #define WORKER_STEP_EXECUTOR_H
 
 #include "proto/messages.h"
+#include "worker/comm/collective.h"
 #include "worker/device/device.h"
 #include "worker/model/model.h"
 #include "worker/step/batch.h"
@@ -17,7 +18,8 @@
 //   Owns       its result rows; keeps everything in options.
 //   Thread     the step thread.
 //   Allocates  in create only.
-//   Fails      never: what is wrong with a plan is in the result's status and message.
+//   Fails      never: what is wrong with a plan, or with the group, is in the result's status and
+//              message.
 
 struct executor;
 
@@ -71,7 +73,15 @@ uint64_t executor_replays(const struct executor *executor);    // steps that wer
 // Blocks that plans may name from now on, and tokens of a sequence (at most as many as at create).
 void executor_set_pool(struct executor *executor, uint32_t kv_blocks, uint32_t seq_tokens);
 
-// `out` points into the executor and the batch, alive until the next call.
+// Who carries the messages between the ranks from now on, kept; NULL, as in the beginning: nobody,
+// and where there is arithmetic every plan of a rank is answered with FAULT.
+void executor_set_collective(struct executor *executor, struct collective *collective);
+// While on, steps run with the loopback and wait for nobody: a rank can rehearse alone.
+void executor_rehearse(struct executor *executor, bool on);
+
+// `out` points into the executor and the batch, alive until the next call. When the collective
+// broke, the answer is FAULT and the plan does not count as applied; so is every later one until
+// executor_reset.
 void executor_run(struct executor *executor, const struct plan *plan, struct step_result *out);
 
 // The sampled rows of the last step, with their logits while the step had at most one logit tile.

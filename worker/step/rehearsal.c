@@ -119,6 +119,8 @@ static enum status run_script(struct executor *executor, const struct script *sc
                           .decode_rows = script->seqs,
                           .move_count = script->spare,
                           .moves = &move};
+    // Nobody waits: the other ranks may rehearse at another time, or not at all.
+    executor_rehearse(executor, true);
     executor_reset(executor, 1);
     executor_limit_layers(executor, 1);
     enum status status = run_plan(executor, &fill, err);
@@ -127,6 +129,7 @@ static enum status run_script(struct executor *executor, const struct script *sc
     }
     executor_limit_layers(executor, 0);
     executor_reset(executor, 0);
+    executor_rehearse(executor, false);
     return status;
 }
 

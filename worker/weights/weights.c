@@ -243,23 +243,29 @@ static enum status missing(const char *name, struct error *err) {
     return error_set(err, STATUS_CORRUPT, "tensor '%s' is missing from the model files", name);
 }
 
-static enum status too_many_dims(const char *name, uint32_t count, struct error *err) {
-    return error_set(err, STATUS_CORRUPT, "tensor '%s' has %u dimensions; 1 or 2 are expected",
-                     name, count);
-}
+// A tensor of either container, its dimensions with the largest stride first.
+struct found {
+    enum dtype dtype;
+    uint32_t dim_count;
+    uint64_t dims[3];    // of up to three dimensions
+    const uint8_t *data;
+    uint64_t byte_count;
+};
 
-enum status weights_find(const struct weights *weights, const char *name,
-                         struct weights_tensor *out, struct error *err) {
+static enum status find_any(const struct weights *weights, const char *name, struct found *out,
+                            struct error *err) {
     if (weights->container == WEIGHTS_CONTAINER_GGUF) {
         const struct gguf_tensor *tensor = gguf_tensor_find(weights->gguf, name);
         if (tensor == NULL) {
             return missing(name, err);
         }
-        if (tensor->dim_count > 2) {
-            return too_many_dims(name, tensor->dim_count, err);
+        *out = (struct found){.dtype = tensor->dtype,
+                              .dim_count = tensor->dim_count,
+                              .data = tensor->data,
+                              .byte_count = tensor->byte_count};
+        for (uint32_t i = 0; i < tensor->dim_count && tensor->dim_count <= 3; i++) {
+            out->dims[i] = tensor->ne[tensor->dim_count - 1 - i];
         }
-        *out = (struct weights_tensor){tensor->dtype, tensor->dim_count > 1 ? tensor->ne[1] : 1,
-                                       tensor->ne[0], tensor->data, tensor->byte_count};
         return STATUS_OK;
     }
     const struct safetensors_tensor *tensor = find_safetensors(weights, name);
@@ -271,12 +277,41 @@ enum status weights_find(const struct weights *weights, const char *name,
                          "tensor '%s' at offset %llu has type %s; F32, F16 and BF16 can be served",
                          name, (unsigned long long)tensor->file_offset, tensor->type_name);
     }
-    if (tensor->dim_count == 0 || tensor->dim_count > 2) {
-        return too_many_dims(name, tensor->dim_count, err);
+    *out = (struct found){.dtype = tensor->dtype,
+                          .dim_count = tensor->dim_count,
+                          .data = tensor->data,
+                          .byte_count = tensor->byte_count};
+    for (uint32_t i = 0; i < tensor->dim_count && tensor->dim_count <= 3; i++) {
+        out->dims[i] = tensor->shape[i];
     }
-    *out = (struct weights_tensor){tensor->dtype, tensor->dim_count > 1 ? tensor->shape[0] : 1,
-                                   tensor->shape[tensor->dim_count - 1], tensor->data,
-                                   tensor->byte_count};
+    return STATUS_OK;
+}
+
+enum status weights_find(const struct weights *weights, const char *name,
+                         struct weights_tensor *out, struct error *err) {
+    struct found found;
+    TRY(find_any(weights, name, &found, err));
+    if (found.dim_count == 0 || found.dim_count > 2) {
+        return error_set(err, STATUS_CORRUPT, "tensor '%s' has %u dimensions; 1 or 2 are expected",
+                         name, found.dim_count);
+    }
+    *out = (struct weights_tensor){found.dtype, found.dim_count > 1 ? found.dims[0] : 1,
+                                   found.dims[found.dim_count - 1], found.data, found.byte_count};
+    return STATUS_OK;
+}
+
+enum status weights_find_stack(const struct weights *weights, const char *name,
+                               struct weights_tensor *first, uint64_t *count, struct error *err) {
+    struct found found;
+    TRY(find_any(weights, name, &found, err));
+    if (found.dim_count != 3 || found.dims[0] == 0) {
+        return error_set(err, STATUS_CORRUPT,
+                         "tensor '%s' has %u dimensions; 3 are expected, none of them 0", name,
+                         found.dim_count);
+    }
+    *count = found.dims[0];
+    *first = (struct weights_tensor){found.dtype, found.dims[1], found.dims[2], found.data,
+                                     found.byte_count / found.dims[0]};
     return STATUS_OK;
 }
 

@@ -51,10 +51,16 @@ const struct json *weights_config(const struct weights *weights);    // config.j
 const char *weights_digest(const struct weights *weights);
 
 // CORRUPT with the name when absent; UNSUPPORTED for a type we cannot compute with. `out` of a
-// tensor with more than two dimensions is CORRUPT here: no family built so far has one.
+// tensor with more than two dimensions is CORRUPT here: weights_find_stack is for three.
 enum status weights_find(const struct weights *weights, const char *name,
                          struct weights_tensor *out, struct error *err) MUST_USE;
 bool weights_has(const struct weights *weights, const char *name);
+// A tensor of three dimensions: `count` matrices of one shape, one after the other. `first` is the
+// first of them; the others follow at multiples of its byte_count. CORRUPT and UNSUPPORTED as
+// above.
+enum status weights_find_stack(const struct weights *weights, const char *name,
+                               struct weights_tensor *first, uint64_t *count,
+                               struct error *err) MUST_USE;
 bool weights_shapes_only(const struct weights *weights);    // find and has know no tensor then
 
 // The tensor's pages are not needed again: returns them to the page cache.

@@ -106,7 +106,10 @@ struct op_weight fixture_pack(struct fixture *fixture, const struct ops *ops, en
     ck_assert(ops->weight_supported(dtype, rows, cols));
     struct op_weight weight = {.dtype = dtype, .rows = rows, .cols = cols};
     void *packed = fixture_alloc(fixture, ops->weight_bytes(dtype, rows, cols));
-    ops->weight_pack(&weight, source, packed, 0, rows);
+    uint64_t row_bytes = 0;
+    ck_assert(dtype_row_bytes(dtype, cols, &row_bytes));
+    const struct op_source from = {source, row_bytes, rows};
+    ops->weight_pack(&weight, &from, packed, 0, rows);
     weight.data = packed;
     return weight;
 }

@@ -63,8 +63,11 @@ START_TEST(packing_in_parts_equals_packing_at_once) {
         struct op_weight whole = fixture_pack(&fixture, ops, (enum dtype)d, 53, cols, source);
         size_t bytes = ops->weight_bytes((enum dtype)d, 53, cols);
         void *parts = fixture_alloc(&fixture, bytes);
-        ops->weight_pack(&whole, source, parts, 48, 53);
-        ops->weight_pack(&whole, source, parts, 0, 48);
+        uint64_t row_bytes = 0;
+        ck_assert(dtype_row_bytes((enum dtype)d, cols, &row_bytes));
+        const struct op_source from = {source, row_bytes, 53};
+        ops->weight_pack(&whole, &from, parts, 48, 53);
+        ops->weight_pack(&whole, &from, parts, 0, 48);
         ck_assert_mem_eq(parts, whole.data, bytes);
     }
     ck_assert_uint_eq(48 % ops->weight_pack_rows(), 0);

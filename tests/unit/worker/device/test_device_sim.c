@@ -539,14 +539,25 @@ START_TEST(names_are_those_of_the_table) {
 }
 END_TEST
 
+START_TEST(a_rank_starts_with_the_lines_that_were_planned) {
+    struct engine_options options = options_for("deploy/models/Qwen3-0.6B", "sim:h100");
+    struct engine *engine = NULL;
+    struct error err = {0};
+    options.shard = (struct model_shard){1, 2};
+    ck_assert_msg(engine_create(&options, &engine, &err) == STATUS_OK, "%s", err.message);
+    const struct memory_ledger *ledger = engine_ledger(engine);
+    ck_assert_uint_gt(ledger->bytes[LEDGER_COMM_ARENA], 0);
+    for (unsigned i = LEDGER_COMM_ARENA; i <= LEDGER_STEP; i++) {
+        ck_assert_uint_eq(ledger->bytes[i], ledger->planned[i]);
+    }
+    engine_destroy(engine);
+}
+END_TEST
+
 START_TEST(what_can_only_be_planned_is_not_started) {
     struct engine_options options = options_for("deploy/models/Qwen3-0.6B", "sim:h100");
     struct engine *engine = NULL;
     struct error err = {0};
-    options.shard = (struct model_shard){0, 2};
-    ck_assert_int_eq(engine_create(&options, &engine, &err), STATUS_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(err.message, "--tensor-parallel-size 2 needs a group"));
-    options.shard = (struct model_shard){0, 1};
     options.role = ENGINE_ROLE_DECODE;
     err = (struct error){0};
     ck_assert_int_eq(engine_create(&options, &engine, &err), STATUS_UNSUPPORTED);
@@ -570,6 +581,7 @@ Suite *suite_device_sim(void) {
     tcase_add_test(tc, memory_of_the_host_that_ends_anywhere_ends_a_start_cleanly);
     tcase_add_test(tc, costs_that_fill_the_device_are_refused_by_line);
     tcase_add_test(tc, names_are_those_of_the_table);
+    tcase_add_test(tc, a_rank_starts_with_the_lines_that_were_planned);
     tcase_add_test(tc, what_can_only_be_planned_is_not_started);
     suite_add_tcase(suite, tc);
     return suite;
