@@ -43,7 +43,7 @@ struct engine {
     struct device *device;
     struct model *model;
     struct memory_plan plan;
-    struct device_range weights_range, workspace, step, sampler, messages;
+    struct device_range weights_range, workspace, step, sampler;
     struct kv_pool pool;
     struct batch *batch;
     struct executor *executor;
@@ -285,19 +285,29 @@ static void write_seal(struct engine *engine) {
 
 // ---- steps, graphs and rehearsals --------------------------------------------------------------
 
-static enum status map_workspace(struct engine *engine, struct error *err) {
+// What the ranks' messages need. A device without arithmetic takes what a library would, and the
+// messages' buffers; on the cpu both are the group's shared memory, made when it forms.
+static enum status take_communicators(struct engine *engine, struct error *err) {
     const uint64_t *bytes = engine->plan.bytes;
-    TRY(map_new(engine, LEDGER_WORKSPACE, bytes[LEDGER_WORKSPACE], -1, &engine->workspace, err));
-    TRY(map_new(engine, LEDGER_STEP, bytes[LEDGER_STEP], -1, &engine->step, err));
-    TRY(map_new(engine, LEDGER_SAMPLER, bytes[LEDGER_SAMPLER], -1, &engine->sampler, err));
-    if (bytes[LEDGER_COMM_ARENA] == 0) {
-        return STATUS_OK;
-    }
     if (engine->table->computes) {
         return memory_ledger_charge(&engine->ledger, LEDGER_COMM_ARENA, bytes[LEDGER_COMM_ARENA],
                                     err);
     }
-    return map_new(engine, LEDGER_COMM_ARENA, bytes[LEDGER_COMM_ARENA], -1, &engine->messages, err);
+    for (unsigned line = LEDGER_COMM_CHANNELS; line <= LEDGER_COMM_ARENA; line++) {
+        struct device_range range;    // held until the device closes
+        if (bytes[line] > engine->ledger.bytes[line]) {
+            TRY(map_new(engine, (enum ledger_id)line, bytes[line] - engine->ledger.bytes[line], -1,
+                        &range, err));
+        }
+    }
+    return STATUS_OK;
+}
+
+static enum status map_workspace(struct engine *engine, struct error *err) {
+    const uint64_t *bytes = engine->plan.bytes;
+    TRY(map_new(engine, LEDGER_WORKSPACE, bytes[LEDGER_WORKSPACE], -1, &engine->workspace, err));
+    TRY(map_new(engine, LEDGER_STEP, bytes[LEDGER_STEP], -1, &engine->step, err));
+    return map_new(engine, LEDGER_SAMPLER, bytes[LEDGER_SAMPLER], -1, &engine->sampler, err);
 }
 
 // Addresses for all the KV there could ever be, and so much memory as the first rehearsal uses.
@@ -546,6 +556,7 @@ static enum status start(struct engine *engine, struct error *err) {
     TRY(refuse_plans(engine, err));
     TRY(plan_memory(engine, err));
     TRY(end_phase(engine, "device", LEDGER_LIBRARIES, err));
+    TRY(take_communicators(engine, err));
     TRY(load_weights(engine, err));
     TRY(end_phase(engine, "weights", LEDGER_UNACCOUNTED, err));
     TRY(map_workspace(engine, err));

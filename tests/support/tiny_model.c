@@ -15,6 +15,7 @@ struct writer {
     struct buf head;    // header, keys, tensor table
     struct buf data;
     struct rng rng;
+    struct tiny_form form;
     uint64_t keys, tensors;
 };
 
@@ -49,20 +50,45 @@ static void key_f32(struct writer *w, const char *arch, const char *name, float 
     w->keys++;
 }
 
-static void tensor(struct writer *w, const char *name, uint32_t rows, uint32_t cols) {
+static void floats(struct writer *w, uint64_t count, bool norm) {
+    for (uint64_t i = 0; i < count; i++) {
+        // Norms near one, matrices small: activations keep their size.
+        float value = (float)rng_unit(&w->rng) - 0.5f;
+        value = norm ? 1.0f + 0.2f * value : value * 0.4f;
+        buf_append(&w->data, &value, sizeof value);
+    }
+}
+
+// The same range in blocks of 32: a half scale and 32 signed bytes.
+static void blocks(struct writer *w, uint64_t count) {
+    for (uint64_t i = 0; i < count; i += 32) {
+        put(&w->data, dtype_f32_to_f16(0.2f / 127.0f), 2);
+        for (uint32_t k = 0; k < 32; k++) {
+            buf_append_byte(&w->data, (uint8_t)((int)rng_below(&w->rng, 255) - 127));
+        }
+    }
+}
+
+// [count, rows, cols], of fewer dimensions where the first are 1.
+static void tensor_of(struct writer *w, const char *name, enum dtype dtype, uint32_t count,
+                      uint32_t rows, uint32_t cols) {
+    enum { GGML_F32 = 0, GGML_Q8_0 = 8 };
+    uint64_t elements = (uint64_t)count * rows * cols;
     put_text(&w->head, name);
-    put(&w->head, rows > 1 ? 2 : 1, 4);
+    put(&w->head, count > 1 ? 3 : rows > 1 ? 2 : 1, 4);
     put(&w->head, cols, 8);
     if (rows > 1) {
         put(&w->head, rows, 8);
     }
-    put(&w->head, 0, 4);    // F32
+    if (count > 1) {
+        put(&w->head, count, 8);
+    }
+    put(&w->head, dtype == DTYPE_Q8_0 ? GGML_Q8_0 : GGML_F32, 4);
     put(&w->head, w->data.bytes_used, 8);
-    for (uint64_t i = 0; i < (uint64_t)rows * cols; i++) {
-        // Norms near one, matrices small: activations keep their size.
-        float value = (float)rng_unit(&w->rng) - 0.5f;
-        value = rows > 1 ? value * 0.4f : 1.0f + 0.2f * value;
-        buf_append(&w->data, &value, sizeof value);
+    if (dtype == DTYPE_Q8_0) {
+        blocks(w, elements);
+    } else {
+        floats(w, elements, rows == 1);
     }
     while (w->data.bytes_used % ALIGNMENT != 0) {
         buf_append_byte(&w->data, 0);
@@ -70,11 +96,22 @@ static void tensor(struct writer *w, const char *name, uint32_t rows, uint32_t c
     w->tensors++;
 }
 
+static void tensor(struct writer *w, const char *name, uint32_t rows, uint32_t cols) {
+    tensor_of(w, name, rows > 1 ? w->form.dtype : DTYPE_F32, 1, rows, cols);
+}
+
 static void layer_tensor(struct writer *w, uint32_t layer, const char *stem, uint32_t rows,
                          uint32_t cols) {
     char name[NAME_BYTES];
     snprintf(name, sizeof name, "blk.%u.%s.weight", layer, stem);
     tensor(w, name, rows, cols);
+}
+
+static void expert_tensor(struct writer *w, uint32_t layer, const char *stem, uint32_t rows,
+                          uint32_t cols) {
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "blk.%u.%s.weight", layer, stem);
+    tensor_of(w, name, w->form.dtype, w->form.experts, rows, cols);
 }
 
 static void write_keys(struct writer *w, const struct tiny_model *m) {
@@ -92,6 +129,11 @@ static void write_keys(struct writer *w, const struct tiny_model *m) {
     key_u32(w, m->arch, "attention.value_length", m->head_dim);
     key_f32(w, m->arch, "attention.layer_norm_rms_epsilon", 1e-5f);
     key_f32(w, m->arch, "rope.freq_base", 10000.0f);
+    if (w->form.experts > 0) {
+        key_u32(w, m->arch, "expert_count", w->form.experts);
+        key_u32(w, m->arch, "expert_used_count", w->form.experts_used);
+        key_u32(w, m->arch, "expert_feed_forward_length", w->form.expert_inter);
+    }
 }
 
 static void write_layer(struct writer *w, const struct tiny_model *m, uint32_t layer) {
@@ -103,10 +145,19 @@ static void write_layer(struct writer *w, const struct tiny_model *m, uint32_t l
     layer_tensor(w, layer, "attn_k", kv, m->hidden);
     layer_tensor(w, layer, "attn_v", kv, m->hidden);
     layer_tensor(w, layer, "attn_output", m->hidden, q);
-    layer_tensor(w, layer, "ffn_gate", m->inter, m->hidden);
-    layer_tensor(w, layer, "ffn_up", m->inter, m->hidden);
-    layer_tensor(w, layer, "ffn_down", m->hidden, m->inter);
-    if (strcmp(m->arch, "qwen3") == 0) {
+    if (w->form.experts > 0) {
+        char name[NAME_BYTES];
+        snprintf(name, sizeof name, "blk.%u.ffn_gate_inp.weight", layer);
+        tensor_of(w, name, DTYPE_F32, 1, w->form.experts, m->hidden);
+        expert_tensor(w, layer, "ffn_gate_exps", w->form.expert_inter, m->hidden);
+        expert_tensor(w, layer, "ffn_up_exps", w->form.expert_inter, m->hidden);
+        expert_tensor(w, layer, "ffn_down_exps", m->hidden, w->form.expert_inter);
+    } else {
+        layer_tensor(w, layer, "ffn_gate", m->inter, m->hidden);
+        layer_tensor(w, layer, "ffn_up", m->inter, m->hidden);
+        layer_tensor(w, layer, "ffn_down", m->hidden, m->inter);
+    }
+    if (strncmp(m->arch, "qwen3", 5) == 0) {
         layer_tensor(w, layer, "attn_q_norm", 1, m->head_dim);
         layer_tensor(w, layer, "attn_k_norm", 1, m->head_dim);
     }
@@ -117,9 +168,15 @@ static bool write_all(const struct buf *b, FILE *file) {
 }
 
 void tiny_model_write(const struct tiny_model *model, const char *path) {
+    tiny_model_write_as(model, &(struct tiny_form){.dtype = DTYPE_F32}, path);
+}
+
+void tiny_model_write_as(const struct tiny_model *model, const struct tiny_form *form,
+                         const char *path) {
     struct writer w = {0};
     struct buf start;
     rng_init(&w.rng, 7);
+    w.form = *form;
     buf_init(&w.head, FILE_BYTES_MAX);
     buf_init(&w.data, FILE_BYTES_MAX);
     buf_init(&start, 64);

@@ -416,4 +416,3 @@ enum status model_list(struct model *model, const struct weights *weights, struc
     }
     return find_rope_divisors(model, weights, err);
 }
-

@@ -45,8 +45,8 @@ static void pack(const struct model *model, const struct model_item *item,
     struct pack_job job = {
         .ops = model->ops,
         .weight = weight,
-        .source = {.data = tensor->data + whole_row * begin +
-                           row_bytes(tensor->dtype, item->col_begin),
+        .source = {.data =
+                       tensor->data + whole_row * begin + row_bytes(tensor->dtype, item->col_begin),
                    .row_bytes = whole_row,
                    .rows = left < weight->rows ? (uint32_t)left : weight->rows},
         .packed = packed,
@@ -112,4 +112,3 @@ void model_load(struct model *model, const struct weights *weights, const struct
     }
     fill_rope_table(model);
 }
-
