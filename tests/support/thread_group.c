@@ -92,7 +92,8 @@ static void all_gather(struct collective *collective, const struct collective_ga
     for (uint32_t row = 0; row < args->row_count; row++) {
         for (uint32_t c = 0; c < args->y_cols; c++) {
             const float *x = rank->group->ranks[c / args->x_cols].shown;
-            args->y[(size_t)row * args->y_cols + c] = x[(size_t)row * args->x_cols + c % args->x_cols];
+            args->y[(size_t)row * args->y_cols + c] =
+                x[(size_t)row * args->x_cols + c % args->x_cols];
         }
     }
     meet(rank->group);

@@ -247,8 +247,7 @@ static void expect_equal(const struct logits *got, const struct logits *want, co
                 continue;
             }
             compared++;
-            ck_assert_msg(memcmp(got->value[s][p], want->value[s][p],
-                                 sizeof got->value[s][p]) == 0,
+            ck_assert_msg(memcmp(got->value[s][p], want->value[s][p], sizeof got->value[s][p]) == 0,
                           "%s: rank %u of %u: logits of sequence %u at %u differ", what, rank,
                           world, s, p);
         }
@@ -304,7 +303,8 @@ static uint32_t largest_of(const float *logits, float *margin) {
 }
 
 START_TEST(nine_heads_on_three_ranks_choose_the_same_tokens) {
-    static const struct subject nine = {{"llama", 3, 72, 96, 9, 3, 16, VOCABULARY, CONTEXT}, {DTYPE_F32, 0, 0, 0}};
+    static const struct subject nine = {{"llama", 3, 72, 96, 9, 3, 16, VOCABULARY, CONTEXT},
+                                        {DTYPE_F32, 0, 0, 0}};
     static struct group alone, group;
     uint32_t compared = 0;
     group_init(&alone, &nine, 1, NULL, 1);
@@ -337,7 +337,8 @@ END_TEST
 
 // Columns of a quantised tensor end inside a block: 96 over four ranks, blocks of 32.
 START_TEST(a_cut_through_a_block_is_refused) {
-    static const struct subject model = {{"llama", 1, 64, 96, 4, 4, 32, VOCABULARY, CONTEXT}, {DTYPE_Q8_0, 0, 0, 0}};
+    static const struct subject model = {{"llama", 1, 64, 96, 4, 4, 32, VOCABULARY, CONTEXT},
+                                         {DTYPE_Q8_0, 0, 0, 0}};
     char path[64];
     struct weights *weights = NULL;
     struct model *out = NULL;
