@@ -233,7 +233,8 @@ START_TEST(a_broken_group_faults_and_a_new_epoch_goes_on) {
         struct thread_group *fresh = thread_group_create(2);
         uint64_t epoch = 2 + k;
         for (uint32_t i = 0; i < 2; i++) {
-            executor_set_collective(engine_executor(g.ranks[i].engine), thread_group_rank(fresh, i));
+            executor_set_collective(engine_executor(g.ranks[i].engine),
+                                    thread_group_rank(fresh, i));
             executor_reset(engine_executor(g.ranks[i].engine), epoch);
         }
         thread_group_break_at(fresh, breaks[k]);

@@ -20,13 +20,14 @@ static const struct {
     uint64_t parameters;
     uint32_t group_max;    // largest group size up to 8 that can share it
 } published[] = {
-    {"SmolLM2-135M", 134515008, 3},      {"Llama-3.2-1B", 1235814400, 8},
-    {"Llama-3.2-3B", 3212749824, 8},     {"Llama-3.1-8B", 8030261248, 8},
-    {"Llama-3.1-70B", 70553706496, 8},   {"Llama-3.3-70B", 70553706496, 8},
-    {"Qwen3-0.6B", 596049920, 8},        {"Qwen3-1.7B", 1720574976, 8},
-    {"Qwen3-4B", 4022468096, 8},         {"Qwen3-8B", 8190735360, 8},
-    {"Qwen3-14B", 14768307200, 8},       {"Qwen3-32B", 32762123264, 8},
-    {"Llama-3.1-405B", 405853388800, 8},
+    {"SmolLM2-135M", 134515008, 3},       {"Llama-3.2-1B", 1235814400, 8},
+    {"Llama-3.2-3B", 3212749824, 8},      {"Llama-3.1-8B", 8030261248, 8},
+    {"Llama-3.1-70B", 70553706496, 8},    {"Llama-3.3-70B", 70553706496, 8},
+    {"Qwen3-0.6B", 596049920, 8},         {"Qwen3-1.7B", 1720574976, 8},
+    {"Qwen3-4B", 4022468096, 8},          {"Qwen3-8B", 8190735360, 8},
+    {"Qwen3-14B", 14768307200, 8},        {"Qwen3-32B", 32762123264, 8},
+    {"Llama-3.1-405B", 405853388800, 8},  {"Qwen3-30B-A3B", 30532122624, 8},
+    {"Qwen3-235B-A22B", 235093634560, 8},
 };
 enum { PUBLISHED_COUNT = sizeof published / sizeof *published };
 
@@ -57,7 +58,7 @@ START_TEST(shapes_have_the_published_parameters) {
         struct model_tensor t = model_tensor_at(model, i);
         ck_assert_int_eq(t.split, MODEL_SPLIT_COPY);
         ck_assert_int_eq(t.dtype, DTYPE_BF16);
-        elements += (uint64_t)t.rows * t.cols;
+        elements += (uint64_t)t.rows * t.cols * t.matrices;
     }
     ck_assert_uint_eq(elements, published[_i].parameters);
     model_destroy(model);
@@ -68,14 +69,19 @@ END_TEST
 // Elements of tensors whose names end so, in one rank.
 struct sums {
     uint64_t copied, shared, kv, vocabulary;
+    uint64_t bytes[MODEL_KIND_COUNT];    // what the ledger's lines are charged
 };
 
 static struct sums sum_rank(const struct model *model) {
     struct sums s = {0};
+    for (unsigned kind = 0; kind < MODEL_KIND_COUNT; kind++) {
+        s.bytes[kind] = model_kind_bytes(model, (enum model_kind)kind);
+    }
     for (uint32_t i = 0; i < model_tensor_count(model); i++) {
         struct model_tensor t = model_tensor_at(model, i);
-        uint64_t elements = (uint64_t)t.rows * t.cols;
-        if (strstr(t.name, "norm") != NULL) {
+        uint64_t elements = (uint64_t)t.rows * t.cols * t.matrices;
+        bool router = strstr(t.name, "mlp.gate.") != NULL;
+        if (strstr(t.name, "norm") != NULL || router) {
             s.copied += elements;
         } else if (strstr(t.name, "k_proj") != NULL || strstr(t.name, "v_proj") != NULL) {
             s.kv += elements;
@@ -105,6 +111,9 @@ static void check_group(const struct weights *weights, uint32_t world) {
         all.shared += s.shared;
         all.kv += s.kv;
         all.vocabulary += s.vocabulary;
+        for (unsigned kind = 0; kind < MODEL_KIND_COUNT; kind++) {
+            all.bytes[kind] += s.bytes[kind];
+        }
         model_destroy(part);
     }
     uint32_t unit = 64 * world;
@@ -114,6 +123,16 @@ static void check_group(const struct weights *weights, uint32_t world) {
     ck_assert_uint_eq(all.copied, one.copied * world);
     ck_assert_uint_eq(all.kv, one.kv * (world > c->kv_head_count ? world / c->kv_head_count : 1));
     ck_assert_uint_eq(all.vocabulary, one.vocabulary + (uint64_t)padding * matrices * c->hidden);
+    // The same by the ledger's lines: all tensors here are bf16, norms float32 when packed.
+    uint64_t kv_copies = all.kv - one.kv;
+    ck_assert_uint_eq(all.bytes[MODEL_KIND_OTHER], one.bytes[MODEL_KIND_OTHER] * world);
+    ck_assert_uint_eq(all.bytes[MODEL_KIND_EMBEDDING],
+                      one.bytes[MODEL_KIND_EMBEDDING] + 2 * (all.vocabulary - one.vocabulary));
+    ck_assert_uint_eq(all.bytes[MODEL_KIND_ATTENTION],
+                      one.bytes[MODEL_KIND_ATTENTION] + 2 * kv_copies);
+    ck_assert_uint_eq(all.bytes[MODEL_KIND_MLP], one.bytes[MODEL_KIND_MLP]);
+    ck_assert_uint_eq(all.bytes[MODEL_KIND_EXPERTS], one.bytes[MODEL_KIND_EXPERTS]);
+    ck_assert_uint_eq(one.bytes[MODEL_KIND_EXPERTS] > 0, c->expert_count > 0);
     model_destroy(whole);
 }
 
