@@ -2,6 +2,10 @@
 """Writes small random checkpoints in the Hugging Face layout, for comparison with the oracle.
 
     make_tiny.py DIRECTORY KIND SEED     KIND: llama | llama3 | qwen3 | llama-sharded | llama-bf16 | llama-f16
+                                               llama-eight | qwen3-moe | qwen3-moe-fused
+
+llama-eight and qwen3-moe can be cut in eight: groups of 1, 2, 4 and 8 ranks share them. qwen3-moe-fused has its
+experts in one tensor, one dense layer between two with experts, and shares that do not sum to one.
 """
 import json
 import os
@@ -25,10 +29,38 @@ def config_for(kind):
     if kind == "qwen3":
         base.update(model_type="qwen3", architectures=["Qwen3ForCausalLM"], head_dim=32, rms_norm_eps=1e-6,
                     rope_theta=1000000.0, use_sliding_window=False)
+    if kind == "llama-eight":
+        base.update(num_attention_heads=8, num_key_value_heads=4, hidden_size=128, intermediate_size=256)
+    if kind.startswith("qwen3-moe"):
+        fused = kind == "qwen3-moe-fused"
+        base.update(model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], head_dim=32, rms_norm_eps=1e-6,
+                    rope_theta=1000000.0, use_sliding_window=False, num_attention_heads=8, num_key_value_heads=4,
+                    num_experts=16, num_experts_per_tok=4, moe_intermediate_size=48, norm_topk_prob=not fused,
+                    decoder_sparse_step=1, mlp_only_layers=[1] if fused else [])
     return base
 
 
-def tensors_for(c, rng):
+def has_experts(c, layer):
+    return (c.get("num_experts", 0) > 0 and layer not in c.get("mlp_only_layers", [])
+            and (layer + 1) % c.get("decoder_sparse_step", 1) == 0)
+
+
+def expert_tensors(c, p, matrix, fused):
+    e, i, h = c["num_experts"], c["moe_intermediate_size"], c["hidden_size"]
+    stack = lambda rows, cols: np.stack([matrix(rows, cols) for _ in range(e)])
+    gate, up, down = stack(i, h), stack(i, h), stack(h, i)
+    out = {p + "mlp.gate.weight": matrix(e, h) * 2}
+    if fused:
+        out[p + "mlp.experts.gate_up_proj"] = np.concatenate([gate, up], axis=1)
+        out[p + "mlp.experts.down_proj"] = down
+        return out
+    for n in range(e):
+        out.update({f"{p}mlp.experts.{n}.gate_proj.weight": gate[n], f"{p}mlp.experts.{n}.up_proj.weight": up[n],
+                    f"{p}mlp.experts.{n}.down_proj.weight": down[n]})
+    return out
+
+
+def tensors_for(c, rng, fused=False):
     h, i, v = c["hidden_size"], c["intermediate_size"], c["vocab_size"]
     d = c.get("head_dim", h // c["num_attention_heads"])
     nq, nkv = c["num_attention_heads"] * d, c["num_key_value_heads"] * d
@@ -41,10 +73,13 @@ def tensors_for(c, rng):
         p = f"model.layers.{n}."
         out.update({p + "input_layernorm.weight": norm(h), p + "post_attention_layernorm.weight": norm(h),
                     p + "self_attn.q_proj.weight": matrix(nq, h), p + "self_attn.k_proj.weight": matrix(nkv, h),
-                    p + "self_attn.v_proj.weight": matrix(nkv, h), p + "self_attn.o_proj.weight": matrix(h, nq),
-                    p + "mlp.gate_proj.weight": matrix(i, h), p + "mlp.up_proj.weight": matrix(i, h),
-                    p + "mlp.down_proj.weight": matrix(h, i)})
-        if c["model_type"] == "qwen3":
+                    p + "self_attn.v_proj.weight": matrix(nkv, h), p + "self_attn.o_proj.weight": matrix(h, nq)})
+        if has_experts(c, n):
+            out.update(expert_tensors(c, p, matrix, fused))
+        else:
+            out.update({p + "mlp.gate_proj.weight": matrix(i, h), p + "mlp.up_proj.weight": matrix(i, h),
+                        p + "mlp.down_proj.weight": matrix(h, i)})
+        if c["model_type"].startswith("qwen3"):
             out.update({p + "self_attn.q_norm.weight": norm(d), p + "self_attn.k_norm.weight": norm(d)})
     return out
 
@@ -106,7 +141,7 @@ def main():
     directory, kind, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
     os.makedirs(directory, exist_ok=True)
     c = config_for(kind)
-    tensors = tensors_for(c, np.random.default_rng(seed))
+    tensors = tensors_for(c, np.random.default_rng(seed), kind == "qwen3-moe-fused")
     dtype = {"llama-bf16": "BF16", "llama-f16": "F16"}.get(kind, "F32")
     dump = lambda name, value: json.dump(value, open(os.path.join(directory, name), "w"), ensure_ascii=False)
     dump("config.json", c)

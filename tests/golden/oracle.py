@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""An independent implementation of the dense decoder in float64, from the model notes.
+"""An independent implementation of the decoder, dense or with experts, in float64, from the model notes.
 
 Reads a GGUF file or a Hugging Face directory (safetensors), decodes every weight exactly and computes
 logits for given token ids with NumPy. It shares no code with the server: it is what the server's numbers
@@ -197,6 +197,7 @@ class Model:
         self.embed = g.tensor("token_embd.weight")
         self.out = g.tensor("output.weight") if "output.weight" in g.tensors else self.embed
         self.norm = g.tensor("output_norm.weight").reshape(-1)
+        self.used, self.normalise = get("expert_used_count", 0), get("expert_weights_norm", True)
         names = dict(n1="attn_norm", q="attn_q", k="attn_k", v="attn_v", o="attn_output", n2="ffn_norm",
                      gate="ffn_gate", up="ffn_up", down="ffn_down", qn="attn_q_norm", kn="attn_k_norm")
         self.w = []
@@ -206,6 +207,9 @@ class Model:
                 name = f"blk.{i}.{stem}.weight"
                 if name in g.tensors:
                     layer[key] = g.tensor(name)
+            if f"blk.{i}.ffn_gate_inp.weight" in g.tensors:
+                layer["router"] = g.tensor(f"blk.{i}.ffn_gate_inp.weight")
+                layer["experts"] = [g.tensor(f"blk.{i}.ffn_{part}_exps.weight") for part in ("gate", "up", "down")]
             if arch == "llama":
                 layer["q"], layer["k"] = unpermute(layer["q"], self.nq), unpermute(layer["k"], self.nkv)
             self.w.append(layer)
@@ -231,6 +235,11 @@ class Model:
                      down="mlp.down_proj", qn="self_attn.q_norm", kn="self_attn.k_norm")
         self.w = [{key: s.tensor(f"model.layers.{i}.{stem}.weight") for key, stem in names.items()
                    if f"model.layers.{i}.{stem}.weight" in s.tensors} for i in range(self.layers)]
+        self.used, self.normalise = c.get("num_experts_per_tok", 0), c.get("norm_topk_prob", False)
+        for i, layer in enumerate(self.w):
+            if f"model.layers.{i}.mlp.gate.weight" in s.tensors:
+                layer["router"] = s.tensor(f"model.layers.{i}.mlp.gate.weight")
+                layer["experts"] = hf_experts(s, f"model.layers.{i}.mlp.experts.", c["num_experts"])
 
     def logits(self, ids, rows=None):
         """float64 logits [len(rows), vocabulary] of a whole sequence; rows defaults to all."""
@@ -255,10 +264,42 @@ class Model:
                 a[:, head] = (s / s.sum(axis=1, keepdims=True)) @ v[:, head // group]
             x = x + a.reshape(len(ids), -1) @ w["o"].T.astype(np.float64)
             h = rms(x, w["n2"], self.eps)
-            g = h @ w["gate"].T.astype(np.float64)
-            x = x + (g / (1 + np.exp(-g)) * (h @ w["up"].T.astype(np.float64))) @ w["down"].T.astype(np.float64)
+            if "router" in w:
+                x = x + self.mixture(h, w["router"].astype(np.float64), *w["experts"])
+            else:
+                x = x + swiglu(h, w["gate"], w["up"], w["down"])
         x = rms(x if rows is None else x[rows], self.norm, self.eps)
         return x @ self.out.T.astype(np.float64)
+
+
+    def mixture(self, h, router, gate, up, down):
+        """Each row's most likely experts, ties to the smaller id, weighted by their share."""
+        scores = h @ router.T
+        p = np.exp(scores - scores.max(axis=1, keepdims=True))
+        p = p / p.sum(axis=1, keepdims=True)
+        out = np.zeros_like(h)
+        for row in range(len(h)):
+            chosen = np.argsort(-p[row], kind="stable")[:self.used]
+            share = p[row][chosen]
+            share = share / share.sum() if self.normalise else share
+            for expert, weight in zip(chosen, share):
+                out[row] += weight * swiglu(h[row], gate[expert], up[expert], down[expert])
+        return out
+
+
+def swiglu(h, gate, up, down):
+    g = h @ gate.T.astype(np.float64)
+    return (g / (1 + np.exp(-g)) * (h @ up.T.astype(np.float64))) @ down.T.astype(np.float64)
+
+
+def hf_experts(s, prefix, count):
+    """gate, up, down as [experts, out, in], from one tensor for each expert or from fused ones."""
+    if prefix + "gate_up_proj" in s.tensors:
+        both = s.tensor(prefix + "gate_up_proj")
+        inner = both.shape[1] // 2
+        return [both[:, :inner], both[:, inner:], s.tensor(prefix + "down_proj")]
+    return [np.stack([s.tensor(f"{prefix}{n}.{part}_proj.weight") for n in range(count)])
+            for part in ("gate", "up", "down")]
 
 
 def llama3(freq, rope):
