@@ -89,6 +89,7 @@
     X("worker/device/sim_pages", suite_sim_pages)                                                  \
     X("worker/device/sim_specs", suite_sim_specs)                                                  \
     X("worker/engine_group", suite_engine_group)                                                   \
+    X("kernels/experts", suite_kernels_experts)                                                    \
     X("worker/model/shards", suite_shards)                                                         \
     X("worker/model/model", suite_model)                                                           \
     X("controller/text/chat_template", suite_chat_template)

@@ -256,6 +256,126 @@ START_TEST(accumulate_adds_the_finished_sum) {
 }
 END_TEST
 
+// Columns [begin, begin + count) of a file's rows, packed as a rank's weight.
+static struct op_weight pack_cols(struct fixture *fixture, const struct op_weight *whole,
+                                  const uint8_t *source, uint32_t begin, uint32_t count) {
+    const struct ops *ops = ops_cpu("scalar");
+    struct op_weight weight = {whole->dtype, whole->rows, count, NULL};
+    uint64_t row_bytes = 0, begin_bytes = 0;
+    ck_assert(dtype_row_bytes(whole->dtype, whole->cols, &row_bytes));
+    ck_assert(dtype_row_bytes(whole->dtype, begin, &begin_bytes));
+    const struct op_source from = {source + begin_bytes, row_bytes, whole->rows};
+    void *packed =
+        fixture_alloc(fixture, ops->weight_bytes(weight.dtype, weight.rows, weight.cols));
+    ops->weight_pack(&weight, &from, packed, 0, weight.rows);
+    weight.data = packed;
+    return weight;
+}
+
+static float sum_pairs(float *const *part, uint32_t first, uint32_t count, size_t at) {
+    return count == 1 ? part[first][at]
+                      : sum_pairs(part, first, count / 2, at) +
+                            sum_pairs(part, first + count / 2, count / 2, at);
+}
+
+// A product in eight parts equals products of the parts added by pairs, however many ranks compute
+// them: each has the rows' columns and the weight's columns of its parts alone.
+START_TEST(parts_are_added_by_pairs_wherever_they_are_computed) {
+    static const uint32_t row_counts[] = {1, 2, 3, 5, 131};
+    enum dtype dtype = (enum dtype)_i;
+    uint32_t unit = dtype_block_elements(dtype), rows = 21, parts = OP_PARTS_MAX;
+    // Parts of an odd number of blocks; of plain types they end inside a span of 64.
+    uint32_t cols = parts * (unit == 1 ? 72 : unit == 32 ? 96 : 256);
+    for (uint32_t k = 0; k < sizeof row_counts / sizeof *row_counts; k++) {
+        struct fixture fixture;
+        fixture_init(&fixture, 70 + k);
+        const uint8_t *source = fixture_source(&fixture, dtype, rows, cols);
+        struct op_weight whole =
+            fixture_pack(&fixture, ops_cpu("scalar"), dtype, rows, cols, source);
+        struct op_matmul_args args = {
+            .x = fixture_floats(&fixture, (size_t)cols * row_counts[k], 2.0f),
+            .x_stride = cols,
+            .rows.most = row_counts[k],
+            .weight_count = 1,
+            .weight = {&whole},
+            .y_stride = {rows},
+        };
+        size_t elements = (size_t)row_counts[k] * rows;
+        for (uint32_t world = 1; world <= parts; world *= 2) {
+            for (int t = 0; t < TABLE_COUNT; t++) {
+                const struct ops *ops = ops_cpu(TABLES[t]);
+                if (ops == NULL) {
+                    continue;
+                }
+                uint32_t first = fixture.buffer_count;
+                float *part[OP_PARTS_MAX];
+                for (uint32_t r = 0; r < world; r++) {
+                    struct op_weight own =
+                        pack_cols(&fixture, &whole, source, cols / world * r, cols / world);
+                    struct op_matmul_args mine = args;
+                    part[r] = fixture_alloc(&fixture, elements * sizeof(float));
+                    mine.x = args.x + cols / world * r;
+                    mine.weight[0] = &own;
+                    mine.y[0] = part[r];
+                    mine.parts = parts / world;
+                    fixture_matmul(&fixture, ops, 1 + r % 3, &mine);
+                }
+                // Against eight ranks of the plain table, which have one chain each.
+                float *eight[OP_PARTS_MAX];
+                for (uint32_t r = 0; r < parts; r++) {
+                    struct op_weight own =
+                        pack_cols(&fixture, &whole, source, cols / parts * r, cols / parts);
+                    struct op_matmul_args mine = args;
+                    eight[r] = fixture_alloc(&fixture, elements * sizeof(float));
+                    mine.x = args.x + cols / parts * r;
+                    mine.weight[0] = &own;
+                    mine.y[0] = eight[r];
+                    fixture_matmul(&fixture, ops_cpu("scalar"), 1, &mine);
+                }
+                for (size_t i = 0; i < elements; i++) {
+                    float got = sum_pairs(part, 0, world, i);
+                    float want = sum_pairs(eight, 0, parts, i);
+                    ck_assert_msg(memcmp(&got, &want, sizeof got) == 0, "%s %s: %u ranks, %u rows",
+                                  ops->name, dtype_name(dtype), world, row_counts[k]);
+                }
+                fixture_release(&fixture, first);
+            }
+        }
+        fixture_deinit(&fixture);
+    }
+}
+END_TEST
+
+// A weight whose narrow columns make a task of many groups, all waiting for their partners.
+START_TEST(parts_of_narrow_weights_fit_the_stack) {
+    enum { ROWS_OUT = 4000, COLS = 8 };
+    for (int t = 0; t < TABLE_COUNT; t++) {
+        const struct ops *ops = ops_cpu(TABLES[t]);
+        for (uint32_t row_count = 1; ops != NULL && row_count <= 5; row_count++) {
+            struct fixture fixture;
+            fixture_init(&fixture, 80);
+            const void *source = fixture_source(&fixture, DTYPE_BF16, ROWS_OUT, COLS);
+            struct op_weight weight =
+                fixture_pack(&fixture, ops, DTYPE_BF16, ROWS_OUT, COLS, source);
+            float *y = fixture_alloc(&fixture, (size_t)ROWS_OUT * row_count * sizeof *y);
+            struct op_matmul_args args = {
+                .x = fixture_floats(&fixture, (size_t)COLS * row_count, 2.0f),
+                .x_stride = COLS,
+                .rows.most = row_count,
+                .weight_count = 1,
+                .weight = {&weight},
+                .y = {y},
+                .y_stride = {ROWS_OUT},
+                .parts = 8,
+            };
+            fixture_matmul(&fixture, ops, 2, &args);
+            check_against_reference(&fixture, &args, NULL);
+            fixture_deinit(&fixture);
+        }
+    }
+}
+END_TEST
+
 START_TEST(no_rows_is_no_work) {
     for (int t = 0; t < TABLE_COUNT; t++) {
         const struct ops *ops = ops_cpu(TABLES[t]);
@@ -357,6 +477,8 @@ Suite *suite_kernels_matmul(void) {
     tcase_add_test(tc, rows_keep_their_bits_across_passes_and_panels);
     tcase_add_test(tc, weights_of_different_types_share_one_input);
     tcase_add_test(tc, accumulate_adds_the_finished_sum);
+    tcase_add_loop_test(tc, parts_are_added_by_pairs_wherever_they_are_computed, 0, DTYPE_COUNT);
+    tcase_add_test(tc, parts_of_narrow_weights_fit_the_stack);
     tcase_add_test(tc, no_rows_is_no_work);
     tcase_add_test(tc, a_row_that_is_not_finite_spoils_only_itself);
     tcase_add_test(tc, eight_bit_rounding_is_close_and_safe_at_the_edges);

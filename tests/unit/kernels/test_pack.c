@@ -75,6 +75,40 @@ START_TEST(packing_in_parts_equals_packing_at_once) {
 }
 END_TEST
 
+// A rank's padding: rows that no file has.
+START_TEST(rows_past_the_source_are_zero) {
+    struct fixture fixture;
+    fixture_init(&fixture, 3);
+    const struct ops *ops = ops_cpu("scalar");
+    for (int d = 0; d < DTYPE_COUNT; d++) {
+        for (uint32_t present = 0; present <= 30; present += 10) {
+            uint32_t first = fixture.buffer_count, cols = cols_for((enum dtype)d, 1);
+            const void *source = fixture_source(&fixture, (enum dtype)d, 30, cols);
+            struct op_weight whole = fixture_pack(&fixture, ops, (enum dtype)d, 30, cols, source);
+            struct op_weight weight = whole;
+            void *packed = fixture_alloc(&fixture, ops->weight_bytes((enum dtype)d, 30, cols));
+            uint64_t row_bytes = 0;
+            ck_assert(dtype_row_bytes((enum dtype)d, cols, &row_bytes));
+            const struct op_source from = {source, row_bytes, present};
+            ops->weight_pack(&weight, &from, packed, 0, 24);
+            ops->weight_pack(&weight, &from, packed, 24, 30);
+            weight.data = packed;
+            float *got = fixture_alloc(&fixture, cols * sizeof *got);
+            float *want = fixture_alloc(&fixture, cols * sizeof *want);
+            for (uint32_t row = 0; row < 30; row++) {
+                pack_decode_row(&weight, row, got);
+                pack_decode_row(&whole, row, want);
+                for (uint32_t c = 0; c < cols; c++) {
+                    ck_assert(got[c] == (row < present ? want[c] : 0.0f));
+                }
+            }
+            fixture_release(&fixture, first);
+        }
+    }
+    fixture_deinit(&fixture);
+}
+END_TEST
+
 START_TEST(refuses_shapes_it_cannot_hold) {
     ck_assert(pack_supported(DTYPE_Q4_1, 1, 32));
     ck_assert(!pack_supported(DTYPE_Q4_1, 1, 33));
@@ -95,6 +129,7 @@ Suite *suite_kernels_pack(void) {
     tcase_add_test(tc, packed_rows_decode_as_the_file_does);
     tcase_add_test(tc, packed_size_is_the_file_size);
     tcase_add_test(tc, packing_in_parts_equals_packing_at_once);
+    tcase_add_test(tc, rows_past_the_source_are_zero);
     tcase_add_test(tc, refuses_shapes_it_cannot_hold);
     suite_add_tcase(suite, tc);
     return suite;
