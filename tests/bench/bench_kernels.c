@@ -481,7 +481,9 @@ static void fill_step(struct step *s) {
 static void run_step(struct bench *bench, void *arg) {
     struct step *s = arg;
     s->since_ns = clock_monotonic_ns();
-    bench->ops->embed(&bench->ctx, &(struct op_embed_args){&s->op, &s->model->embed, s->model->x});
+    bench->ops->embed(
+        &bench->ctx,
+        &(struct op_embed_args){.step = &s->op, .weight = &s->model->embed, .y = s->model->x});
     lap(s, LAP_EMBED);
     for (uint32_t l = 0; l < LAYERS; l++) {
         attention_half(bench, s, l);

@@ -149,7 +149,7 @@ static void make_mixture(struct fixture *fixture, enum dtype dtype, struct mixtu
     }
     float *logits = fixture_floats(fixture, (size_t)ROWS * EXPERTS, 3.0f);
     for (uint32_t r = 0; r < ROWS; r++) {
-        logits[(size_t)r * EXPERTS + 6] += 4.0f;    // one expert that nearly all rows choose,
+        logits[(size_t)r * EXPERTS + 6] += 4.0f;     // one expert that nearly all rows choose,
         logits[(size_t)r * EXPERTS + 9] -= 20.0f;    // and one that no row does
     }
     route(fixture, 1, logits, ROWS, true, &m->routed);
