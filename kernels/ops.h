@@ -156,8 +156,9 @@ struct op_matmul_args {
     const struct op_weight *weight[OP_MATMUL_WEIGHTS_MAX];    // equal cols
     float *y[OP_MATMUL_WEIGHTS_MAX];                          // [rows, y_stride[w]]
     uint32_t y_stride[OP_MATMUL_WEIGHTS_MAX];
-    uint32_t parts;     // of the columns, each a chain of its own
-    bool accumulate;    // residual: y += instead of y =
+    uint32_t parts;        // of the columns, each a chain of its own
+    size_t part_stride;    // 0: parts are added; else each stays apart, at y + part * part_stride
+    bool accumulate;       // residual: y += instead of y =
 };
 
 // Which experts a row goes to: softmax over all its logits in float32, then the `used` largest,
@@ -190,7 +191,12 @@ struct op_experts_args {
     const uint32_t *chosen;    // [rows, used]
     const float *share;        // [rows, used]
     uint32_t parts;
-    float *y;    // [rows, hidden]
+    // NULL, or an expert that every row goes to, cut by its columns: each part's product is added
+    // after the part's experts, times the logistic function of `shared_gate`.
+    const float *shared;    // [parts][rows, hidden], shared_stride elements from part to part
+    size_t shared_stride;
+    const float *shared_gate;    // [rows]
+    float *y;                    // [rows, hidden]
     bool accumulate;
 };
 

@@ -245,6 +245,11 @@ static void combine_cols(const struct combine *c, uint32_t row, uint32_t begin, 
                            count);
             }
         }
+        if (args->shared != NULL) {
+            const float *shared = args->shared + args->shared_stride * part;
+            float gate = 1.0f / (1.0f + arith_exp(-args->shared_gate[row]));
+            add_scaled(sum, shared + row * hidden + begin, gate, count);
+        }
         uint32_t level = 0;
         for (; (part >> level) % 2 == 1; level++) {
             for (uint32_t i = 0; i < count; i++) {

@@ -74,7 +74,7 @@ static size_t lay_out_input(const struct op_matmul_args *args, uint8_t *base,
 }
 
 static size_t stack_bytes(const struct op_matmul_args *args) {
-    return args->parts > 1 ? MATMUL_STACK_BYTES : 0;
+    return args->parts > 1 && args->part_stride == 0 ? MATMUL_STACK_BYTES : 0;
 }
 
 size_t matmul_scratch(const struct op_ctx *ctx, const struct op_matmul_args *args,
@@ -226,13 +226,17 @@ static void tile_task(void *arg, uint32_t task_index, uint32_t thread_index) {
         .y_stride = y_stride,
         .accumulate = args->accumulate,
         .scratch = scratch,
-        .stack = (float *)(void *)(scratch + bytes_to_lines(job->kernels->thread_scratch_bytes)),
     };
+    if (stack_bytes(args) > 0) {
+        tile.stack =
+            (float *)(void *)(scratch + bytes_to_lines(job->kernels->thread_scratch_bytes));
+    }
     uint32_t part_cols = weight.cols / tile.part_count;
     for (; tile.part < tile.part_count; tile.part++) {
         tile.col_begin = tile.part * part_cols;
         tile.col_end = tile.col_begin + part_cols;
         job->kernels->tile(&tile);
+        tile.y += args->part_stride;
     }
 }
 

@@ -64,7 +64,8 @@ struct matmul_tile {
     uint32_t y_stride;
     bool accumulate;
     uint8_t *scratch;    // this thread's, 64-byte aligned
-    float *stack;        // [MATMUL_STACK_LEVELS][MATMUL_STACK_SUMS][8]; NULL with one part
+    float *stack;    // [MATMUL_STACK_LEVELS][MATMUL_STACK_SUMS][8]; NULL with one part, or parts
+                     // that stay apart
 };
 
 struct matmul_kernels {
@@ -108,7 +109,7 @@ bool matmul_add_part(const struct matmul_tile *tile, uint32_t group, uint32_t ro
 // Writes 8 finished sums to rows 8 * group .. of y[row], leaving out those past the weight's end.
 static inline void matmul_store(const struct matmul_tile *tile, uint32_t group, uint32_t row,
                                 float *sum) {
-    if (tile->part_count > 1 && !matmul_add_part(tile, group, row, sum)) {
+    if (tile->stack != NULL && !matmul_add_part(tile, group, row, sum)) {
         return;
     }
     float *y = tile->y + (size_t)row * tile->y_stride + (size_t)PACK_ROWS * group;

@@ -160,7 +160,9 @@ static void experts(const struct op_ctx *ctx, const struct op_experts_args *args
     double weights = 2.0 * (double)weight_bytes(gate->dtype, gate->rows, gate->cols) +
                      (double)weight_bytes(args->down->first.dtype, args->down->first.rows,
                                           args->down->first.cols);
-    double moved = pairs * (2.0 * gate->cols + 4.0 * gate->rows) + rows * gate->cols;
+    double shared =
+        args->shared == NULL ? 0 : (args->parts > 1 ? args->parts : 1) * rows * gate->cols;
+    double moved = shared + pairs * (2.0 * gate->cols + 4.0 * gate->rows) + rows * gate->cols;
     struct cost cost = {read * weights + moved * sizeof(float),
                         6 * pairs * gate->rows * gate->cols};
     add_launch(ctx, SIM_KERNEL_EXPERTS, cost);

@@ -2,10 +2,10 @@
 """Writes small random checkpoints in the Hugging Face layout, for comparison with the oracle.
 
     make_tiny.py DIRECTORY KIND SEED     KIND: llama | llama3 | qwen3 | llama-sharded | llama-bf16 | llama-f16
-                                               llama-eight | qwen3-moe | qwen3-moe-fused
+                                               llama-eight | qwen3-moe | qwen3-moe-fused | qwen3-moe-shared
 
 llama-eight and qwen3-moe can be cut in eight: groups of 1, 2, 4 and 8 ranks share them. qwen3-moe-fused has its
-experts in one tensor, one dense layer between two with experts, and shares that do not sum to one.
+experts in one tensor, one dense layer between two with experts, and shares that do not sum to one; qwen3-moe-shared has an expert that every token goes to.
 """
 import json
 import os
@@ -37,6 +37,8 @@ def config_for(kind):
                     rope_theta=1000000.0, use_sliding_window=False, num_attention_heads=8, num_key_value_heads=4,
                     num_experts=16, num_experts_per_tok=4, moe_intermediate_size=48, norm_topk_prob=not fused,
                     decoder_sparse_step=1, mlp_only_layers=[1] if fused else [])
+    if kind == "qwen3-moe-shared":
+        base.update(shared_expert_intermediate_size=80)
     return base
 
 
@@ -50,6 +52,12 @@ def expert_tensors(c, p, matrix, fused):
     stack = lambda rows, cols: np.stack([matrix(rows, cols) for _ in range(e)])
     gate, up, down = stack(i, h), stack(i, h), stack(h, i)
     out = {p + "mlp.gate.weight": matrix(e, h) * 2}
+    shared = c.get("shared_expert_intermediate_size", 0)
+    if shared > 0:
+        out.update({p + "mlp.shared_expert_gate.weight": matrix(1, h),
+                    p + "mlp.shared_expert.gate_proj.weight": matrix(shared, h),
+                    p + "mlp.shared_expert.up_proj.weight": matrix(shared, h),
+                    p + "mlp.shared_expert.down_proj.weight": matrix(h, shared)})
     if fused:
         out[p + "mlp.experts.gate_up_proj"] = np.concatenate([gate, up], axis=1)
         out[p + "mlp.experts.down_proj"] = down

@@ -240,6 +240,9 @@ class Model:
             if f"model.layers.{i}.mlp.gate.weight" in s.tensors:
                 layer["router"] = s.tensor(f"model.layers.{i}.mlp.gate.weight")
                 layer["experts"] = hf_experts(s, f"model.layers.{i}.mlp.experts.", c["num_experts"])
+            if f"model.layers.{i}.mlp.shared_expert_gate.weight" in s.tensors:
+                layer["shared"] = [s.tensor(f"model.layers.{i}.mlp.shared_expert{part}.weight")
+                                   for part in ("_gate", ".gate_proj", ".up_proj", ".down_proj")]
 
     def logits(self, ids, rows=None):
         """float64 logits [len(rows), vocabulary] of a whole sequence; rows defaults to all."""
@@ -266,6 +269,9 @@ class Model:
             h = rms(x, w["n2"], self.eps)
             if "router" in w:
                 x = x + self.mixture(h, w["router"].astype(np.float64), *w["experts"])
+                if "shared" in w:
+                    switch, *shared = w["shared"]
+                    x = x + swiglu(h, *shared) / (1 + np.exp(-(h @ switch.reshape(-1, 1).astype(np.float64))))
             else:
                 x = x + swiglu(h, w["gate"], w["up"], w["down"])
         x = rms(x if rows is None else x[rows], self.norm, self.eps)

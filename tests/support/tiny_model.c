@@ -133,6 +133,9 @@ static void write_keys(struct writer *w, const struct tiny_model *m) {
         key_u32(w, m->arch, "expert_count", w->form.experts);
         key_u32(w, m->arch, "expert_used_count", w->form.experts_used);
         key_u32(w, m->arch, "expert_feed_forward_length", w->form.expert_inter);
+        if (w->form.shared_inter > 0) {
+            key_u32(w, m->arch, "expert_shared_feed_forward_length", w->form.shared_inter);
+        }
     }
 }
 
@@ -149,6 +152,12 @@ static void write_layer(struct writer *w, const struct tiny_model *m, uint32_t l
         char name[NAME_BYTES];
         snprintf(name, sizeof name, "blk.%u.ffn_gate_inp.weight", layer);
         tensor_of(w, name, DTYPE_F32, 1, w->form.experts, m->hidden);
+        if (w->form.shared_inter > 0) {
+            layer_tensor(w, layer, "ffn_gate_inp_shexp", 1, m->hidden);
+            layer_tensor(w, layer, "ffn_gate_shexp", w->form.shared_inter, m->hidden);
+            layer_tensor(w, layer, "ffn_up_shexp", w->form.shared_inter, m->hidden);
+            layer_tensor(w, layer, "ffn_down_shexp", m->hidden, w->form.shared_inter);
+        }
         expert_tensor(w, layer, "ffn_gate_exps", w->form.expert_inter, m->hidden);
         expert_tensor(w, layer, "ffn_up_exps", w->form.expert_inter, m->hidden);
         expert_tensor(w, layer, "ffn_down_exps", m->hidden, w->form.expert_inter);

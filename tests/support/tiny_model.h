@@ -28,6 +28,7 @@ struct tiny_form {
     uint32_t experts;         // qwen3moe only: of each layer
     uint32_t experts_used;    // by one token
     uint32_t expert_inter;
+    uint32_t shared_inter;    // of an expert that every token goes to, 0: none
 };
 
 void tiny_model_write(const struct tiny_model *model, const char *path);

@@ -36,6 +36,10 @@ static const char *indivisible(const struct model_config *c, uint32_t world, uin
         *count = c->expert_count;
         return "experts";
     }
+    if (c->shared_inter % world != 0) {
+        *count = c->shared_inter;
+        return "inner columns of the shared expert";
+    }
     *count = c->inter;
     return c->inter % world == 0 || !model_config_has_dense(c) ? NULL : "inner columns";
 }
@@ -73,6 +77,7 @@ static void share_out(struct model *model) {
     model->part.q_head_count = c->q_head_count / world;
     model->part.kv_head_count = c->kv_head_count >= world ? c->kv_head_count / world : 1;
     model->part.inter = c->inter / world;
+    model->part.shared_inter = c->shared_inter / world;
     model->part.vocabulary = (c->vocabulary + unit - 1) / unit * VOCABULARY_UNIT;
 }
 

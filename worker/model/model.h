@@ -117,8 +117,9 @@ struct model_layer {
     const float *q_norm;       // [head_dim], NULL where the family has none
     const float *k_norm;
     struct op_weight q, k, v, o;
-    struct op_weight gate, up, down;                          // of a dense layer
-    struct op_weight router;                                  // [experts, hidden]; rows 0: dense
+    struct op_weight gate, up, down;    // of a dense layer, or of the shared expert
+    struct op_weight shared_switch;     // [1, hidden], where there is a shared expert
+    struct op_weight router;            // [experts, hidden]; rows 0: dense
     struct op_experts expert_gate, expert_up, expert_down;    // this rank's
 };
 

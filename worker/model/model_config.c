@@ -58,7 +58,9 @@ static enum status check_experts(const struct model_config *c, struct error *err
     TRY(check_range("expert count", c->expert_count, 1, BOUND_EXPERTS, err));
     uint32_t most = c->expert_count < BOUND_EXPERTS_USED ? c->expert_count : BOUND_EXPERTS_USED;
     TRY(check_range("number of experts per token", c->expert_used, 1, most, err));
-    return check_range("expert inner size", c->expert_inter, 1, (uint64_t)BOUND_HIDDEN * 8, err);
+    TRY(check_range("expert inner size", c->expert_inter, 1, (uint64_t)BOUND_HIDDEN * 8, err));
+    return check_range("shared expert's inner size", c->shared_inter, 0, (uint64_t)BOUND_HIDDEN * 8,
+                       err);
 }
 
 static enum status check_config(const struct model_config *c, struct error *err) {
@@ -182,16 +184,17 @@ static enum status read_gguf_experts(struct gguf_reader *r, struct model_config 
     c->expert_normalise = true;
     TRY(gguf_get_bool(r->gguf, arch_key(r, "expert_weights_norm"), &c->expert_normalise, &found,
                       err));
-    uint32_t gating = 1, shared = 0;
+    uint32_t gating = 1;
     float scale = 1.0f;
+    TRY(gguf_get_u32(r->gguf, arch_key(r, "expert_shared_feed_forward_length"), &c->shared_inter,
+                     &found, err));
     TRY(gguf_get_u32(r->gguf, arch_key(r, "expert_gating_func"), &gating, &found, err));
-    TRY(gguf_get_u32(r->gguf, arch_key(r, "expert_shared_count"), &shared, &found, err));
     TRY(gguf_get_f32(r->gguf, arch_key(r, "expert_weights_scale"), &scale, &found, err));
-    if (gating != 1 || shared > 0 || (scale != 1.0f && scale != 0.0f)) {
+    if (gating != 1 || (scale != 1.0f && scale != 0.0f)) {
         return error_set(err, STATUS_UNSUPPORTED,
-                         "experts with gating function %u, %u shared ones and scale %g are not "
-                         "built; softmax (1), none and 1 are",
-                         gating, shared, (double)scale);
+                         "experts with gating function %u and scale %g are not built; softmax (1) "
+                         "and 1 are",
+                         gating, (double)scale);
     }
     return STATUS_OK;
 }
@@ -359,12 +362,7 @@ static enum status read_hf_experts(const struct json *config, struct model_confi
     TRY(read_u32(config, "num_experts_per_tok", &c->expert_used, NULL, err));
     TRY(read_u32(config, "moe_intermediate_size", &c->expert_inter, NULL, err));
     TRY(json_field_bool(config, "norm_topk_prob", &c->expert_normalise, &found, err));
-    uint32_t shared = 0;
-    TRY(read_u32(config, "shared_expert_intermediate_size", &shared, &found, err));
-    if (shared > 0) {
-        return error_set(err, STATUS_UNSUPPORTED,
-                         "config.json: a shared expert of %u inner columns is not built", shared);
-    }
+    TRY(read_u32(config, "shared_expert_intermediate_size", &c->shared_inter, &found, err));
     return read_dense_layers(config, c, err);
 }
 

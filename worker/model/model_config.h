@@ -58,6 +58,7 @@ struct model_config {
     uint32_t expert_used;     // experts of one token
     uint32_t expert_inter;    // inner size of one expert
     bool expert_normalise;    // shares of a token's experts are divided by their sum
+    uint32_t shared_inter;    // inner size of an expert that every token goes to; 0: none
     uint64_t dense_layers[BOUND_LAYERS / 64];    // bit i: layer i has no experts
 };
 

@@ -34,6 +34,14 @@ static const struct tensor_name name_gate = {"ffn_gate", "mlp.gate_proj", MODEL_
 static const struct tensor_name name_up = {"ffn_up", "mlp.up_proj", MODEL_KIND_MLP};
 static const struct tensor_name name_down = {"ffn_down", "mlp.down_proj", MODEL_KIND_MLP};
 
+static const struct tensor_name name_shared_switch = {"ffn_gate_inp_shexp",
+                                                      "mlp.shared_expert_gate", MODEL_KIND_OTHER};
+static const struct tensor_name name_shared_gate = {"ffn_gate_shexp", "mlp.shared_expert.gate_proj",
+                                                    MODEL_KIND_MLP};
+static const struct tensor_name name_shared_up = {"ffn_up_shexp", "mlp.shared_expert.up_proj",
+                                                  MODEL_KIND_MLP};
+static const struct tensor_name name_shared_down = {"ffn_down_shexp", "mlp.shared_expert.down_proj",
+                                                    MODEL_KIND_MLP};
 static const struct model_expert_name name_expert_gate = {
     "ffn_gate_exps", "gate_proj", "ffn_gate_up_exps", "gate_up_proj", 2, 0};
 static const struct model_expert_name name_expert_up = {
@@ -318,6 +326,21 @@ static enum status add_experts(struct model *model, const struct weights *weight
     return STATUS_OK;
 }
 
+// An expert that every row goes to: columns shared out like a dense layer's.
+static enum status add_shared_expert(struct model *model, const struct weights *weights, int index,
+                                     struct error *err) {
+    const struct model_config *c = &model->config;
+    struct model_layer *layer = &model->layers[index];
+    uint32_t whole = c->shared_inter, part = model->part.shared_inter;
+    struct piece copy = {MODEL_SPLIT_COPY, {1, c->hidden}, {1, c->hidden}};
+    struct piece up = {MODEL_SPLIT_ROWS, {whole, c->hidden}, {part, c->hidden}};
+    struct piece down = {MODEL_SPLIT_COLS, {c->hidden, whole}, {c->hidden, part}};
+    TRY(add_matrix(model, weights, &name_shared_switch, index, copy, &layer->shared_switch, err));
+    TRY(add_matrix(model, weights, &name_shared_gate, index, up, &layer->gate, err));
+    TRY(add_matrix(model, weights, &name_shared_up, index, up, &layer->up, err));
+    return add_matrix(model, weights, &name_shared_down, index, down, &layer->down, err);
+}
+
 static enum status add_expert_layer(struct model *model, const struct weights *weights, int index,
                                     struct error *err) {
     const struct model_config *c = &model->config;
@@ -327,6 +350,9 @@ static enum status add_expert_layer(struct model *model, const struct weights *w
     struct shape router = {c->expert_count, c->hidden};
     struct piece copy = {MODEL_SPLIT_COPY, router, router};
     TRY(add_matrix(model, weights, &name_router, index, copy, &layer->router, err));
+    if (c->shared_inter > 0) {
+        TRY(add_shared_expert(model, weights, index, err));
+    }
     TRY(add_experts(model, weights, &name_expert_gate, index, inner, &layer->expert_gate, err));
     TRY(add_experts(model, weights, &name_expert_up, index, inner, &layer->expert_up, err));
     return add_experts(model, weights, &name_expert_down, index, outer, &layer->expert_down, err);
@@ -396,7 +422,7 @@ static enum status find_rope_divisors(struct model *model, const struct weights 
 }
 
 uint32_t model_list_max(uint32_t layer_count) {
-    enum { ITEMS_PER_LAYER = 12, ITEMS_ELSEWHERE = 3 };
+    enum { ITEMS_PER_LAYER = 16, ITEMS_ELSEWHERE = 3 };
     return layer_count * ITEMS_PER_LAYER + ITEMS_ELSEWHERE;
 }
 

@@ -5,6 +5,7 @@
 #include "common/integers.h"
 #include "common/invariant.h"
 #include "common/memory.h"
+#include "worker/step/digest.h"
 #include <string.h>
 
 enum slot_state { SLOT_FREE, SLOT_PREFILLING, SLOT_DECODING, SLOT_DONE };
@@ -420,57 +421,6 @@ static enum status judge(struct batch *batch, const struct plan *plan, struct er
     return judge_size(batch, plan, err);
 }
 
-// ---- digests -----------------------------------------------------------------------------------
-
-static uint64_t mix(uint64_t digest, uint64_t value) {
-    return hash_u64(digest ^ hash_u64(value));
-}
-
-// A sum of these over the places does not depend on the order in which they were filled.
-static uint64_t block_digest(uint32_t index, uint32_t block) {
-    return hash_u64((uint64_t)index << 32 | block);
-}
-
-static uint64_t blocks_digest(const uint32_t *blocks, uint32_t first, uint32_t count) {
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        sum += block_digest(first + i, blocks[first + i]);
-    }
-    return sum;
-}
-
-static uint64_t float_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-// Field by field: what lies between fields is not the same everywhere.
-static uint64_t sampling_digest(const struct sampling_params *s, const struct op_token_bias *bias) {
-    const uint64_t facts[] = {
-        float_bits(s->temperature),
-        float_bits(s->top_p),
-        float_bits(s->min_p),
-        s->top_k,
-        float_bits(s->repetition_penalty),
-        float_bits(s->presence_penalty),
-        float_bits(s->frequency_penalty),
-        s->seed,
-        s->stream,
-        (uint64_t)s->want_logprobs << 1 | (uint64_t)s->want_prompt_logprobs,
-        s->top_logprobs,
-        s->min_tokens,
-        s->stop_token_count,
-        s->bias_count,
-    };
-    uint64_t digest = hash_bytes(facts, sizeof facts);
-    digest = mix(digest, hash_bytes(s->stop_tokens, s->stop_token_count * sizeof(int32_t)));
-    for (uint32_t i = 0; i < s->bias_count; i++) {
-        digest = mix(digest, (uint64_t)(uint32_t)bias[i].token << 32 | float_bits(bias[i].bias));
-    }
-    return digest;
-}
-
 // ---- applying a plan ---------------------------------------------------------------------------
 
 // An empty list has no address.
@@ -495,9 +445,9 @@ static void admit(struct batch *batch, const struct plan_admit *admit) {
             (struct op_token_bias){admit->sampling.bias[i].token, admit->sampling.bias[i].bias};
     }
     slot->sampling.bias = NULL;    // the plan's memory goes; slot->bias stays
-    slot->sampling_digest = sampling_digest(&slot->sampling, slot->bias);
+    slot->sampling_digest = digest_sampling(&slot->sampling, slot->bias);
     copy_blocks(blocks_of(batch, admit->ref.slot), admit->blocks, admit->block_count);
-    slot->blocks_digest = blocks_digest(admit->blocks, 0, admit->block_count);
+    slot->blocks_digest = digest_blocks(admit->blocks, 0, admit->block_count);
     if (admit->history_count > 0) {
         memcpy(history_of(batch, admit->ref.slot), admit->history,
                admit->history_count * sizeof(int32_t));
@@ -525,8 +475,8 @@ static void move_blocks(struct batch *batch, const struct plan *plan) {
             batch->copy_to[batch->copy_count++] = move->block;
         }
         struct slot *slot = &batch->slots[move->ref.slot];
-        slot->blocks_digest -= block_digest(move->index, *block);
-        slot->blocks_digest += block_digest(move->index, move->block);
+        slot->blocks_digest -= digest_block(move->index, *block);
+        slot->blocks_digest += digest_block(move->index, move->block);
         *block = move->block;
     }
 }
@@ -544,7 +494,7 @@ static void change(struct batch *batch, const struct plan *plan) {
         struct slot *slot = &batch->slots[update->ref.slot];
         uint32_t *blocks = blocks_of(batch, update->ref.slot);
         copy_blocks(blocks + slot->block_count, update->append_blocks, update->append_count);
-        slot->blocks_digest += blocks_digest(blocks, slot->block_count, update->append_count);
+        slot->blocks_digest += digest_blocks(blocks, slot->block_count, update->append_count);
         slot->block_count += update->append_count;
         slot->paused = slot->next_paused;
     }
@@ -747,23 +697,19 @@ void batch_commit(struct batch *batch, struct result_row *rows) {
 
 uint64_t batch_step_digest(const struct batch *batch, const struct result_row *rows,
                            uint32_t count) {
-    uint64_t digest = count;
-    for (uint32_t i = 0; i < count; i++) {
-        const struct result_row *row = &rows[i];
-        digest = mix(digest, (uint64_t)row->ref.slot << 32 | row->ref.gen);
-        digest = mix(digest, (uint64_t)row->position << 32 | (uint32_t)row->token);
-    }
+    uint64_t digest = digest_rows(rows, count);
     for (uint32_t i = 0; i < batch->limits.envelope.seqs; i++) {
         const struct slot *slot = &batch->slots[i];
         if (slot->state == SLOT_FREE) {
             continue;
         }
         uint64_t last = slot->state == SLOT_DECODING ? (uint32_t)slot->last_token : 0;
-        digest = mix(digest, (uint64_t)i << 32 | slot->gen);
-        digest = mix(digest, (uint64_t)slot->state << 33 | (uint64_t)slot->paused << 32 | last);
-        digest = mix(digest, (uint64_t)slot->len << 32 | slot->len_max);
-        digest = mix(digest, (uint64_t)slot->prompt_tokens << 32 | slot->block_count);
-        digest = mix(digest, slot->blocks_digest ^ hash_u64(slot->sampling_digest));
+        digest = digest_mix(digest, (uint64_t)i << 32 | slot->gen);
+        digest =
+            digest_mix(digest, (uint64_t)slot->state << 33 | (uint64_t)slot->paused << 32 | last);
+        digest = digest_mix(digest, (uint64_t)slot->len << 32 | slot->len_max);
+        digest = digest_mix(digest, (uint64_t)slot->prompt_tokens << 32 | slot->block_count);
+        digest = digest_mix(digest, slot->blocks_digest ^ hash_u64(slot->sampling_digest));
     }
     return digest;
 }
@@ -799,8 +745,8 @@ void batch_audit(const struct batch *batch) {
         INVARIANT(slot->len <= slot->block_count * batch->limits.block_tokens);
         const uint32_t *blocks =
             batch->slot_blocks + (size_t)i * batch->limits.envelope.blocks_per_seq;
-        INVARIANT(slot->blocks_digest == blocks_digest(blocks, 0, slot->block_count));
-        INVARIANT(slot->sampling_digest == sampling_digest(&slot->sampling, slot->bias));
+        INVARIANT(slot->blocks_digest == digest_blocks(blocks, 0, slot->block_count));
+        INVARIANT(slot->sampling_digest == digest_sampling(&slot->sampling, slot->bias));
         for (uint32_t k = 0; k < slot->block_count; k++) {
             INVARIANT(batch->slot_blocks[(size_t)i * batch->limits.envelope.blocks_per_seq + k] <
                       batch->limits.kv_blocks);

@@ -23,7 +23,7 @@ struct subject {
 };
 static const struct subject subjects[] = {
     {{"llama", 2, 64, 96, 8, 2, 16, 250, 64}, {.dtype = DTYPE_F32}},
-    {{"qwen3moe", 2, 64, 0, 8, 4, 32, 250, 64}, {DTYPE_Q8_0, 16, 4, 32}},
+    {{"qwen3moe", 2, 64, 0, 8, 4, 32, 250, 64}, {DTYPE_Q8_0, 16, 4, 32, 256}},
 };
 enum { SUBJECT_COUNT = sizeof subjects / sizeof *subjects };
 

@@ -33,11 +33,13 @@ struct subject {
     struct tiny_form form;
 };
 static const struct subject models[] = {
-    {{"llama", 2, 64, 96, 8, 2, 16, VOCABULARY, CONTEXT}, {DTYPE_F32, 0, 0, 0}},
-    {{"llama", 2, 64, 512, 8, 8, 32, VOCABULARY, CONTEXT}, {DTYPE_Q8_0, 0, 0, 0}},
-    {{"qwen3", 2, 96, 1040, 8, 4, 16, VOCABULARY, CONTEXT}, {DTYPE_F32, 0, 0, 0}},
-    {{"qwen3moe", 2, 64, 0, 8, 4, 16, VOCABULARY, CONTEXT}, {DTYPE_F32, 16, 3, 40}},
-    {{"qwen3moe", 2, 64, 0, 8, 2, 32, VOCABULARY, CONTEXT}, {DTYPE_Q8_0, 24, 8, 64}},
+    {{"llama", 2, 64, 96, 8, 2, 16, VOCABULARY, CONTEXT}, {DTYPE_F32, 0, 0, 0, 0}},
+    {{"llama", 2, 64, 512, 8, 8, 32, VOCABULARY, CONTEXT}, {DTYPE_Q8_0, 0, 0, 0, 0}},
+    {{"qwen3", 2, 96, 1040, 8, 4, 16, VOCABULARY, CONTEXT}, {DTYPE_F32, 0, 0, 0, 0}},
+    {{"qwen3moe", 2, 64, 0, 8, 4, 16, VOCABULARY, CONTEXT}, {DTYPE_F32, 16, 3, 40, 0}},
+    {{"qwen3moe", 2, 64, 0, 8, 2, 32, VOCABULARY, CONTEXT}, {DTYPE_Q8_0, 24, 8, 64, 0}},
+    {{"qwen3moe", 2, 64, 0, 8, 2, 32, VOCABULARY, CONTEXT}, {DTYPE_F32, 8, 2, 24, 40}},
+    {{"qwen3moe", 1, 64, 0, 8, 8, 32, VOCABULARY, CONTEXT}, {DTYPE_Q8_0, 16, 3, 32, 256}},
 };
 enum { MODEL_COUNT = sizeof models / sizeof *models };
 static const char *const tables[] = {"scalar", "avx2", "avx512"};
@@ -304,7 +306,7 @@ static uint32_t largest_of(const float *logits, float *margin) {
 
 START_TEST(nine_heads_on_three_ranks_choose_the_same_tokens) {
     static const struct subject nine = {{"llama", 3, 72, 96, 9, 3, 16, VOCABULARY, CONTEXT},
-                                        {DTYPE_F32, 0, 0, 0}};
+                                        {DTYPE_F32, 0, 0, 0, 0}};
     static struct group alone, group;
     uint32_t compared = 0;
     group_init(&alone, &nine, 1, NULL, 1);
@@ -338,7 +340,7 @@ END_TEST
 // Columns of a quantised tensor end inside a block: 96 over four ranks, blocks of 32.
 START_TEST(a_cut_through_a_block_is_refused) {
     static const struct subject model = {{"llama", 1, 64, 96, 4, 4, 32, VOCABULARY, CONTEXT},
-                                         {DTYPE_Q8_0, 0, 0, 0}};
+                                         {DTYPE_Q8_0, 0, 0, 0, 0}};
     char path[64];
     struct weights *weights = NULL;
     struct model *out = NULL;
