@@ -52,8 +52,8 @@ uint64_t digest_sampling(const struct sampling_params *sampling, const struct op
         digest = digest_mix(digest, (uint32_t)s->stop_tokens[i]);
     }
     for (uint32_t i = 0; i < s->bias_count; i++) {
-        digest = digest_mix(digest,
-                            (uint64_t)(uint32_t)bias[i].token << 32 | float_bits(bias[i].bias));
+        digest =
+            digest_mix(digest, (uint64_t)(uint32_t)bias[i].token << 32 | float_bits(bias[i].bias));
     }
     return digest;
 }

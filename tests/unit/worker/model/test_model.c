@@ -11,6 +11,7 @@
 #include "worker/step/executor.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -273,12 +274,174 @@ START_TEST(no_step_of_a_rank_needs_more_than_the_largest) {
 }
 END_TEST
 
+// ---- experts' tensors --------------------------------------------------------------------------
+
+enum { HIDDEN = 16, HEADS = 2, INNER = 8, EXPERTS = 4, VOCABULARY = 32, HEADER_BYTES = 8192 };
+
+// A safetensors file that is written tensor by tensor, all zeros, with one thing wrong.
+struct checkpoint {
+    char header[HEADER_BYTES];
+    size_t used, data_bytes;
+    const char *wrong;    // name of the tensor that is left out, or is written as `wrong_entry`
+    const char *wrong_entry;
+};
+
+static void add_tensor(struct checkpoint *c, const char *name, const char *type, const char *shape,
+                       size_t bytes) {
+    bool wrong = c->wrong != NULL && strcmp(name, c->wrong) == 0;
+    if (wrong && c->wrong_entry == NULL) {
+        return;
+    }
+    const char *separator = c->used == 0 ? "{" : ",";
+    if (wrong) {
+        // dtype and shape of the same number of bytes
+        c->used += (size_t)snprintf(c->header + c->used, HEADER_BYTES - c->used,
+                                    "%s\"%s\":{%s,\"data_offsets\":[%zu,%zu]}", separator, name,
+                                    c->wrong_entry, c->data_bytes, c->data_bytes + bytes);
+    } else {
+        c->used += (size_t)snprintf(
+            c->header + c->used, HEADER_BYTES - c->used,
+            "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}", separator,
+            name, type, shape, c->data_bytes, c->data_bytes + bytes);
+    }
+    c->data_bytes += bytes;
+    ck_assert_uint_lt(c->used, HEADER_BYTES - 2);
+}
+
+static void add_f32(struct checkpoint *c, const char *name, uint32_t rows, uint32_t cols) {
+    char shape[64];
+    if (rows > 1) {
+        snprintf(shape, sizeof shape, "%u,%u", rows, cols);
+    } else {
+        snprintf(shape, sizeof shape, "%u", cols);
+    }
+    add_tensor(c, name, "F32", shape, (size_t)rows * cols * sizeof(float));
+}
+
+static void add_layer_tensors(struct checkpoint *c, bool fused) {
+    char name[96], shape[64];
+    static const char *const norms[] = {"input_layernorm", "post_attention_layernorm"};
+    static const char *const heads[] = {"q", "k", "v", "o"};
+    for (uint32_t i = 0; i < 2; i++) {
+        snprintf(name, sizeof name, "model.layers.0.%s.weight", norms[i]);
+        add_f32(c, name, 1, HIDDEN);
+        snprintf(name, sizeof name, "model.layers.0.self_attn.%s_norm.weight", heads[i]);
+        add_f32(c, name, 1, HIDDEN / HEADS);
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        snprintf(name, sizeof name, "model.layers.0.self_attn.%s_proj.weight", heads[i]);
+        add_f32(c, name, HIDDEN, HIDDEN);
+    }
+    add_f32(c, "model.layers.0.mlp.gate.weight", EXPERTS, HIDDEN);
+    if (fused) {
+        snprintf(shape, sizeof shape, "%u,%u,%u", EXPERTS, 2 * INNER, HIDDEN);
+        add_tensor(c, "model.layers.0.mlp.experts.gate_up_proj", "F32", shape,
+                   (size_t)EXPERTS * 2 * INNER * HIDDEN * sizeof(float));
+        snprintf(shape, sizeof shape, "%u,%u,%u", EXPERTS, HIDDEN, INNER);
+        add_tensor(c, "model.layers.0.mlp.experts.down_proj", "F32", shape,
+                   (size_t)EXPERTS * INNER * HIDDEN * sizeof(float));
+        return;
+    }
+    for (uint32_t e = 0; e < EXPERTS; e++) {
+        snprintf(name, sizeof name, "model.layers.0.mlp.experts.%u.gate_proj.weight", e);
+        add_f32(c, name, INNER, HIDDEN);
+        snprintf(name, sizeof name, "model.layers.0.mlp.experts.%u.up_proj.weight", e);
+        add_f32(c, name, INNER, HIDDEN);
+        snprintf(name, sizeof name, "model.layers.0.mlp.experts.%u.down_proj.weight", e);
+        add_f32(c, name, HIDDEN, INNER);
+    }
+}
+
+static enum status make_checkpoint(bool fused, const char *wrong, const char *wrong_entry,
+                                   struct error *err) {
+    static struct checkpoint c;
+    static const uint8_t zeros[64 * 1024];
+    char dir[] = "/tmp/tare-test-model-XXXXXX", path[64];
+    c = (struct checkpoint){.wrong = wrong, .wrong_entry = wrong_entry};
+    add_f32(&c, "model.embed_tokens.weight", VOCABULARY, HIDDEN);
+    add_f32(&c, "model.norm.weight", 1, HIDDEN);
+    add_layer_tensors(&c, fused);
+    c.header[c.used++] = '}';
+    ck_assert_uint_le(c.data_bytes, sizeof zeros);
+    ck_assert_ptr_nonnull(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    FILE *file = fopen(path, "w");
+    fprintf(file,
+            "{\"model_type\":\"qwen3_moe\",\"hidden_size\":%u,\"intermediate_size\":%u,"
+            "\"num_hidden_layers\":1,\"num_attention_heads\":%u,\"vocab_size\":%u,"
+            "\"max_position_embeddings\":128,\"tie_word_embeddings\":true,\"num_experts\":%u,"
+            "\"num_experts_per_tok\":2,\"moe_intermediate_size\":%u}",
+            HIDDEN, INNER, HEADS, VOCABULARY, EXPERTS, INNER);
+    fclose(file);
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    file = fopen(path, "wb");
+    uint64_t header_bytes = c.used;
+    fwrite(&header_bytes, sizeof header_bytes, 1, file);
+    fwrite(c.header, c.used, 1, file);
+    fwrite(zeros, c.data_bytes, 1, file);
+    fclose(file);
+    struct weights *weights = NULL;
+    struct model *model = NULL;
+    ck_assert_msg(weights_open(dir, &weights, err) == STATUS_OK, "%s", err->message);
+    enum status status = make(weights, (struct model_shard){0, 2}, &model, err);
+    model_destroy(model);
+    weights_close(weights);
+    remove(path);
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    remove(path);
+    remove(dir);
+    return status;
+}
+
+static const struct {
+    bool fused;
+    const char *wrong, *entry, *word;
+} wrong_tensors[] = {
+    {false, "model.layers.0.mlp.gate.weight", NULL, "mlp.gate.weight"},
+    {false, "model.layers.0.mlp.experts.0.gate_proj.weight", NULL, "experts.0.gate_proj"},
+    {false, "model.layers.0.mlp.experts.3.down_proj.weight", NULL, "experts.3.down_proj"},
+    {false, "model.layers.0.mlp.experts.2.up_proj.weight", "\"dtype\":\"F32\",\"shape\":[16,8]",
+     "experts.2.up_proj"},
+    {false, "model.layers.0.mlp.experts.2.up_proj.weight", "\"dtype\":\"BF16\",\"shape\":[16,16]",
+     "experts.2.up_proj"},
+    {false, "model.layers.0.mlp.experts.1.up_proj.weight", "\"dtype\":\"F32\",\"shape\":[2,4,16]",
+     "3 dimensions"},
+    {false, "model.layers.0.mlp.experts.1.up_proj.weight", "\"dtype\":\"I32\",\"shape\":[8,16]",
+     "type I32"},
+    {true, "model.layers.0.mlp.experts.gate_up_proj", NULL, "experts.0.gate_proj"},
+    {true, "model.layers.0.mlp.experts.gate_up_proj", "\"dtype\":\"F32\",\"shape\":[2,32,16]",
+     "[2, 32, 16]"},
+    {true, "model.layers.0.mlp.experts.gate_up_proj", "\"dtype\":\"F32\",\"shape\":[64,16]",
+     "2 dimensions"},
+    {true, "model.layers.0.mlp.experts.down_proj", "\"dtype\":\"F32\",\"shape\":[4,8,16]",
+     "[4, 8, 16]"},
+};
+enum { WRONG_TENSORS = sizeof wrong_tensors / sizeof *wrong_tensors };
+
+START_TEST(experts_are_found_apart_and_fused) {
+    struct error err = {0};
+    ck_assert_msg(make_checkpoint(false, NULL, NULL, &err) == STATUS_OK, "%s", err.message);
+    ck_assert_msg(make_checkpoint(true, NULL, NULL, &err) == STATUS_OK, "%s", err.message);
+}
+END_TEST
+
+START_TEST(experts_that_do_not_fit_are_refused_by_name) {
+    struct error err = {0};
+    enum status status = make_checkpoint(wrong_tensors[_i].fused, wrong_tensors[_i].wrong,
+                                         wrong_tensors[_i].entry, &err);
+    ck_assert_int_ne(status, STATUS_OK);
+    ck_assert_msg(strstr(err.message, wrong_tensors[_i].word) != NULL, "%s", err.message);
+}
+END_TEST
+
 Suite *suite_model(void) {
     Suite *suite = suite_create("worker/model/model");
     TCase *tc = tcase_create("all");
     tcase_add_loop_test(tc, shapes_have_the_published_parameters, 0, PUBLISHED_COUNT);
     tcase_add_loop_test(tc, the_parts_of_a_group_make_up_the_model, 0, PUBLISHED_COUNT);
     tcase_add_test(tc, heads_that_do_not_divide_are_refused_with_what_does);
+    tcase_add_test(tc, experts_are_found_apart_and_fused);
+    tcase_add_loop_test(tc, experts_that_do_not_fit_are_refused_by_name, 0, WRONG_TENSORS);
     tcase_add_test(tc, fewer_kv_heads_than_ranks_are_copied);
     tcase_add_test(tc, a_forward_pass_of_a_rank_says_what_it_tells_the_others);
     tcase_add_loop_test(tc, no_step_of_a_rank_needs_more_than_the_largest, 0, 2);

@@ -72,7 +72,7 @@ START_TEST(linear_scaling_divides) {
 }
 END_TEST
 
-static enum status read_with(const char *member) {
+static enum status read_config(const char *member, struct model_config *config, struct error *err) {
     char dir[] = "/tmp/tare-test-config-XXXXXX", path[64];
     ck_assert_ptr_nonnull(mkdtemp(dir));
     snprintf(path, sizeof path, "%s/config.json", dir);
@@ -85,14 +85,66 @@ static enum status read_with(const char *member) {
             member);
     fclose(file);
     struct weights *weights = NULL;
-    struct model_config config;
     ck_assert_int_eq(weights_open(dir, &weights, NULL), STATUS_OK);
-    enum status status = model_config_read(weights, &config, NULL);
+    enum status status = model_config_read(weights, config, err);
     weights_close(weights);
     remove(path);
     remove(dir);
     return status;
 }
+
+static enum status read_with(const char *member) {
+    struct model_config config;
+    return read_config(member, &config, NULL);
+}
+
+#define EXPERTS ",\"num_experts\":8,\"num_experts_per_tok\":2,\"moe_intermediate_size\":32"
+
+START_TEST(layers_have_experts_where_the_configuration_says) {
+    struct model_config c;
+    ck_assert_int_eq(read_config(EXPERTS, &c, NULL), STATUS_OK);
+    ck_assert_uint_eq(c.expert_used, 2);
+    ck_assert(!c.expert_normalise);
+    ck_assert(model_config_has_experts(&c, 0) && model_config_has_experts(&c, 1));
+    ck_assert(!model_config_has_dense(&c));
+    ck_assert_int_eq(read_config(EXPERTS ",\"decoder_sparse_step\":2", &c, NULL), STATUS_OK);
+    ck_assert(!model_config_has_experts(&c, 0) && model_config_has_experts(&c, 1));
+    ck_assert_int_eq(read_config(EXPERTS ",\"mlp_only_layers\":[1]", &c, NULL), STATUS_OK);
+    ck_assert(model_config_has_experts(&c, 0) && !model_config_has_experts(&c, 1));
+    ck_assert(model_config_has_dense(&c));
+    ck_assert_int_eq(read_config(",\"num_experts\":0", &c, NULL), STATUS_OK);
+    ck_assert(!model_config_has_experts(&c, 0));
+}
+END_TEST
+
+static const struct {
+    const char *member, *word;
+} wrong_experts[] = {
+    {",\"num_experts\":8", "num_experts_per_tok"},
+    {",\"num_experts\":8,\"num_experts_per_tok\":2", "moe_intermediate_size"},
+    {",\"num_experts\":8,\"num_experts_per_tok\":9,\"moe_intermediate_size\":32", "per token"},
+    {",\"num_experts\":8,\"num_experts_per_tok\":0,\"moe_intermediate_size\":32", "per token"},
+    {",\"num_experts\":4000000,\"num_experts_per_tok\":2,\"moe_intermediate_size\":32", "expert"},
+    {",\"num_experts\":8,\"num_experts_per_tok\":2,\"moe_intermediate_size\":0", "inner size"},
+    {",\"num_experts\":-1", "num_experts"},
+    {",\"num_experts\":\"8\"", "num_experts"},
+    {EXPERTS ",\"decoder_sparse_step\":0", "decoder_sparse_step"},
+    {EXPERTS ",\"mlp_only_layers\":[2]", "mlp_only_layers"},
+    {EXPERTS ",\"mlp_only_layers\":[-1]", "mlp_only_layers"},
+    {EXPERTS ",\"mlp_only_layers\":[\"0\"]", "mlp_only_layers"},
+    {EXPERTS ",\"mlp_only_layers\":{\"0\":1}", "mlp_only_layers"},
+    {EXPERTS ",\"norm_topk_prob\":2", "norm_topk_prob"},
+    {EXPERTS ",\"shared_expert_intermediate_size\":900000000", "shared expert"},
+};
+enum { WRONG_EXPERTS = sizeof wrong_experts / sizeof *wrong_experts };
+
+START_TEST(experts_that_cannot_be_are_refused_by_name) {
+    struct model_config c;
+    struct error err = {0};
+    ck_assert_int_eq(read_config(wrong_experts[_i].member, &c, &err), STATUS_CORRUPT);
+    ck_assert_msg(strstr(err.message, wrong_experts[_i].word) != NULL, "%s", err.message);
+}
+END_TEST
 
 START_TEST(a_scaling_that_is_not_understood_is_refused) {
     ck_assert_int_eq(read_with(""), STATUS_OK);
@@ -142,6 +194,8 @@ Suite *suite_model_config(void) {
     tcase_add_test(tc, llama3_frequencies_match);
     tcase_add_test(tc, yarn_frequencies_match);
     tcase_add_test(tc, linear_scaling_divides);
+    tcase_add_test(tc, layers_have_experts_where_the_configuration_says);
+    tcase_add_loop_test(tc, experts_that_cannot_be_are_refused_by_name, 0, WRONG_EXPERTS);
     tcase_add_test(tc, a_scaling_that_is_not_understood_is_refused);
     tcase_add_test(tc, both_readers_place_memory_alike_and_reuse_what_was_dropped);
     suite_add_tcase(suite, tc);

@@ -344,6 +344,92 @@ START_TEST(random_plans_never_break_the_table) {
 }
 END_TEST
 
+// What ranks compare: two tables that were given the same are equal, and one difference shows.
+enum difference {
+    SAME,
+    BLOCK_ID,
+    SEED,
+    BIAS,
+    STOP,
+    APPENDED,
+    PAUSED,
+    MOVED,
+    DRAWN,
+    GENERATION,
+    DIFFERENCE_COUNT,
+};
+
+static uint64_t run_differently(enum difference what) {
+    struct fixture f;
+    init(&f);
+    uint32_t blocks[2] = {7, what == BLOCK_ID ? 8 : 9};
+    const struct token_bias bias[2] = {{3, 1.0f}, {4, what == BIAS ? 2.0f : 1.0f}};
+    uint32_t gen = what == GENERATION ? 2 : 1;
+    struct plan_admit admit = admit_of(1, 20, 60);
+    admit.ref.gen = gen;
+    admit.blocks = blocks;
+    admit.sampling.seed = what == SEED ? 5 : 4;
+    admit.sampling.bias = bias;
+    admit.sampling.bias_count = 2;
+    admit.sampling.stop_tokens[0] = what == STOP ? 11 : 12;
+    admit.sampling.stop_token_count = 1;
+    // What lies behind the values that count, is no difference.
+    admit.sampling.stop_tokens[1] = what == SAME ? 7 : 8;
+    struct plan_prefill chunk = {{1, gen}, 0, 16, tokens, -1, false};
+    struct plan plan = {.admit_count = 1, .admits = &admit, .prefill_count = 1, .prefills = &chunk};
+    ck_assert_int_eq(apply(&f, &plan, NULL), STATUS_OK);
+    chunk = (struct plan_prefill){{1, gen}, 16, 4, tokens, -1, true};
+    plan = (struct plan){.prefill_count = 1, .prefills = &chunk};
+    ck_assert_int_eq(apply(&f, &plan, NULL), STATUS_OK);
+    if (what == DRAWN) {
+        f.rows[0].token++;
+    }
+    const uint32_t more = what == APPENDED ? 10 : 11;
+    struct plan_update update = {
+        .ref = {1, gen}, .append_count = 1, .append_blocks = &more, .pause = what == PAUSED};
+    const struct plan_move move = {{1, gen}, 0, what == MOVED ? 2 : 3};
+    plan = (struct plan){.decode_rows = what == PAUSED ? 0 : 1,
+                         .update_count = 1,
+                         .updates = &update,
+                         .move_count = 1,
+                         .moves = &move};
+    if (what != DRAWN) {
+        ck_assert_int_eq(apply(&f, &plan, NULL), STATUS_OK);
+    }
+    uint64_t digest = batch_step_digest(f.batch, f.rows, batch_logit_count(f.batch));
+    deinit(&f);
+    return digest;
+}
+
+START_TEST(one_difference_shows_in_the_digest_of_a_step) {
+    uint64_t digests[DIFFERENCE_COUNT];
+    for (unsigned what = SAME; what < DIFFERENCE_COUNT; what++) {
+        digests[what] = run_differently((enum difference)what);
+        ck_assert_uint_eq(digests[what], run_differently((enum difference)what));
+        for (unsigned other = SAME; other < what; other++) {
+            ck_assert_msg(digests[what] != digests[other], "%u and %u look the same", what, other);
+        }
+    }
+}
+END_TEST
+
+START_TEST(nothing_of_a_slot_that_was_freed_is_left_in_the_digest) {
+    struct fixture f;
+    init(&f);
+    uint64_t empty = batch_step_digest(f.batch, f.rows, 0);
+    struct plan_admit admit = admit_of(3, 8, 64);
+    struct plan_prefill chunk = chunk_of(3, 0, 8, false);
+    struct plan plan = {.admit_count = 1, .admits = &admit, .prefill_count = 1, .prefills = &chunk};
+    ck_assert_int_eq(apply(&f, &plan, NULL), STATUS_OK);
+    ck_assert_uint_ne(batch_step_digest(f.batch, f.rows, 0), empty);
+    struct plan_retire retire = {.ref = {3, 1}};
+    plan = (struct plan){.retire_count = 1, .retires = &retire};
+    ck_assert_int_eq(apply(&f, &plan, NULL), STATUS_OK);
+    ck_assert_uint_eq(batch_step_digest(f.batch, f.rows, 0), empty);
+    deinit(&f);
+}
+END_TEST
+
 Suite *suite_batch(void) {
     Suite *suite = suite_create("worker/step/batch");
     TCase *tc = tcase_create("all");
@@ -354,6 +440,8 @@ Suite *suite_batch(void) {
     tcase_add_test(tc, decode_stops_at_the_end_of_the_blocks);
     tcase_add_test(tc, a_step_is_refused_one_past_every_limit);
     tcase_add_test(tc, moves_change_the_table_and_name_the_copies);
+    tcase_add_test(tc, one_difference_shows_in_the_digest_of_a_step);
+    tcase_add_test(tc, nothing_of_a_slot_that_was_freed_is_left_in_the_digest);
     tcase_add_loop_test(tc, random_plans_never_break_the_table, 0, 4);
     suite_add_tcase(suite, tc);
     return suite;
