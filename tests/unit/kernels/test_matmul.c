@@ -301,6 +301,18 @@ START_TEST(parts_are_added_by_pairs_wherever_they_are_computed) {
             .y_stride = {rows},
         };
         size_t elements = (size_t)row_counts[k] * rows;
+        // Against eight ranks of the plain table, which have one chain each.
+        float *eight[OP_PARTS_MAX];
+        for (uint32_t r = 0; r < parts; r++) {
+            struct op_weight own =
+                pack_cols(&fixture, &whole, source, cols / parts * r, cols / parts);
+            struct op_matmul_args mine = args;
+            eight[r] = fixture_alloc(&fixture, elements * sizeof(float));
+            mine.x = args.x + cols / parts * r;
+            mine.weight[0] = &own;
+            mine.y[0] = eight[r];
+            fixture_matmul(&fixture, ops_cpu("scalar"), 1, &mine);
+        }
         for (uint32_t world = 1; world <= parts; world *= 2) {
             for (int t = 0; t < TABLE_COUNT; t++) {
                 const struct ops *ops = ops_cpu(TABLES[t]);
@@ -319,18 +331,6 @@ START_TEST(parts_are_added_by_pairs_wherever_they_are_computed) {
                     mine.y[0] = part[r];
                     mine.parts = parts / world;
                     fixture_matmul(&fixture, ops, 1 + r % 3, &mine);
-                }
-                // Against eight ranks of the plain table, which have one chain each.
-                float *eight[OP_PARTS_MAX];
-                for (uint32_t r = 0; r < parts; r++) {
-                    struct op_weight own =
-                        pack_cols(&fixture, &whole, source, cols / parts * r, cols / parts);
-                    struct op_matmul_args mine = args;
-                    eight[r] = fixture_alloc(&fixture, elements * sizeof(float));
-                    mine.x = args.x + cols / parts * r;
-                    mine.weight[0] = &own;
-                    mine.y[0] = eight[r];
-                    fixture_matmul(&fixture, ops_cpu("scalar"), 1, &mine);
                 }
                 for (size_t i = 0; i < elements; i++) {
                     float got = sum_pairs(part, 0, world, i);
