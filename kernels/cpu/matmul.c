@@ -149,23 +149,6 @@ static void prepare_rows(const struct op_ctx *ctx, struct job *job) {
     ctx->parallel(ctx->pool, div_up(rows, job->rows_per_prepare_task), prepare_task, job);
 }
 
-bool matmul_add_part(const struct matmul_tile *tile, uint32_t group, uint32_t row, float *sum) {
-    uint32_t groups = tile->group_end - tile->group_begin;
-    size_t index = (size_t)(row - tile->row_begin) * groups + (group - tile->group_begin);
-    float *at = tile->stack + index * PACK_ROWS;
-    for (uint32_t bits = tile->part; bits % 2 == 1; bits /= 2) {
-        for (uint32_t i = 0; i < PACK_ROWS; i++) {
-            sum[i] = at[i] + sum[i];
-        }
-        at += (size_t)MATMUL_STACK_SUMS * PACK_ROWS;
-    }
-    if (tile->part + 1 == tile->part_count) {
-        return true;
-    }
-    memcpy(at, sum, PACK_ROWS * sizeof *sum);
-    return false;
-}
-
 // Which rows a task has, and of which expert.
 struct rows_of_task {
     uint32_t expert, begin, end, task_index;    // `task_index` among the expert's tasks

@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/pack.h"
 #include "kernels/ops.h"
+#include <string.h>
 
 // Matrix product with packed weights: the driver that cuts it into tasks, and the two inner pieces
 // each instruction set supplies.
@@ -104,11 +105,29 @@ void matmul_transform(const struct op_matmul_args *args, uint32_t in_row, float 
                       uint32_t begin, uint32_t count, float *out);
 
 // Adds the sums of this part to those that wait for them; true when `sum` is now of all parts.
-bool matmul_add_part(const struct matmul_tile *tile, uint32_t group, uint32_t row, float *sum);
+static inline bool matmul_add_part(const struct matmul_tile *tile, uint32_t group, uint32_t row,
+                                   float sum[PACK_ROWS]) {
+    uint32_t groups = tile->group_end - tile->group_begin;
+    size_t index = (size_t)(row - tile->row_begin) * groups + (group - tile->group_begin);
+    float *at = tile->stack + index * PACK_ROWS;
+    for (uint32_t bits = tile->part; bits % 2 == 1; bits /= 2) {
+        for (uint32_t i = 0; i < PACK_ROWS; i++) {
+            sum[i] = at[i] + sum[i];
+        }
+        at += (size_t)MATMUL_STACK_SUMS * PACK_ROWS;
+    }
+    if (tile->part + 1 == tile->part_count) {
+        return true;
+    }
+    memcpy(at, sum, PACK_ROWS * sizeof *sum);
+    return false;
+}
 
 // Writes 8 finished sums to rows 8 * group .. of y[row], leaving out those past the weight's end.
 static inline void matmul_store(const struct matmul_tile *tile, uint32_t group, uint32_t row,
-                                float *sum) {
+                                const float *sums) {
+    float sum[PACK_ROWS];    // of its own, so that the compiler sees eight independent lanes
+    memcpy(sum, sums, sizeof sum);
     if (tile->stack != NULL && !matmul_add_part(tile, group, row, sum)) {
         return;
     }
