@@ -184,7 +184,6 @@ struct step_result {
     enum result_status status;
     uint64_t applied_seq;    // last plan that was applied
     uint32_t step_us;        // time the step took on the worker
-    uint64_t digest;         // over rows and the state after the step; equal on all ranks
     uint32_t row_count;
     const struct result_row *rows;
     const char *message;    // why, when status is not OK; "" otherwise
