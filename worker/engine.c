@@ -285,20 +285,18 @@ static void write_seal(struct engine *engine) {
 
 // ---- steps, graphs and rehearsals --------------------------------------------------------------
 
-// What the ranks' messages need. A device without arithmetic takes what a library would, and the
-// messages' buffers; on the cpu both are the group's shared memory, made when it forms.
+// Messages' buffers, and on a device without arithmetic what a library would take; on the cpu all
+// of it is the group's shared memory, made when it forms.
 static enum status take_communicators(struct engine *engine, struct error *err) {
+    struct memory_ledger *ledger = &engine->ledger;
     const uint64_t *bytes = engine->plan.bytes;
     if (engine->table->computes) {
-        return memory_ledger_charge(&engine->ledger, LEDGER_COMM_ARENA, bytes[LEDGER_COMM_ARENA],
-                                    err);
+        return memory_ledger_charge(ledger, LEDGER_COMM_ARENA, bytes[LEDGER_COMM_ARENA], err);
     }
-    for (unsigned line = LEDGER_COMM_CHANNELS; line <= LEDGER_COMM_ARENA; line++) {
+    for (unsigned i = LEDGER_COMM_CHANNELS; i <= LEDGER_COMM_ARENA; i++) {
         struct device_range range;    // held until the device closes
-        if (bytes[line] > engine->ledger.bytes[line]) {
-            TRY(map_new(engine, (enum ledger_id)line, bytes[line] - engine->ledger.bytes[line], -1,
-                        &range, err));
-        }
+        uint64_t more = bytes[i] > ledger->bytes[i] ? bytes[i] - ledger->bytes[i] : 0;
+        TRY(more > 0 ? map_new(engine, (enum ledger_id)i, more, -1, &range, err) : STATUS_OK);
     }
     return STATUS_OK;
 }

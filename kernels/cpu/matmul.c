@@ -10,9 +10,7 @@
 enum { TASK_BYTES = 16 * 1024 };
 // Groups of a task when the pass is bound by arithmetic, if that gives every thread this many
 // tasks.
-enum { STRIP_GROUPS_LONG = MATMUL_STRIP_GROUPS, STRIP_GROUPS_SHORT = 3, TASKS_PER_THREAD = 8 };
-// Most groups of a task over few rows whose sums wait for those of other parts.
-enum { STRIP_GROUPS_PARTS = MATMUL_STACK_SUMS / MATMUL_FEW_ROWS / PACK_STRIP * PACK_STRIP };
+enum { STRIP_GROUPS_LONG = MATMUL_PANEL_GROUPS, STRIP_GROUPS_SHORT = 3, TASKS_PER_THREAD = 8 };
 // Input elements that one thread prepares faster than two can agree to share.
 enum { PREPARE_ALONE_ELEMENTS = 4096 };
 
@@ -149,23 +147,6 @@ static void prepare_rows(const struct op_ctx *ctx, struct job *job) {
     ctx->parallel(ctx->pool, div_up(rows, job->rows_per_prepare_task), prepare_task, job);
 }
 
-bool matmul_add_part(const struct matmul_tile *tile, uint32_t group, uint32_t row, float *sum) {
-    uint32_t groups = tile->group_end - tile->group_begin;
-    size_t index = (size_t)(row - tile->row_begin) * groups + (group - tile->group_begin);
-    float *at = tile->stack + index * PACK_ROWS;
-    for (uint32_t bits = tile->part; bits % 2 == 1; bits /= 2) {
-        for (uint32_t i = 0; i < PACK_ROWS; i++) {
-            sum[i] = at[i] + sum[i];
-        }
-        at += (size_t)MATMUL_STACK_SUMS * PACK_ROWS;
-    }
-    if (tile->part + 1 == tile->part_count) {
-        return true;
-    }
-    memcpy(at, sum, PACK_ROWS * sizeof *sum);
-    return false;
-}
-
 // Which rows a task has, and of which expert.
 struct rows_of_task {
     uint32_t expert, begin, end, task_index;    // `task_index` among the expert's tasks
@@ -222,6 +203,7 @@ static void tile_task(void *arg, uint32_t task_index, uint32_t thread_index) {
         .row_begin = row_begin,
         .row_end = u32_min(row_begin + job->panel_rows, rows.end),
         .part_count = args->parts > 1 ? args->parts : 1,
+        .part_stride = args->part_stride,
         .y = args->y[w] + (size_t)job->pass_begin * y_stride,
         .y_stride = y_stride,
         .accumulate = args->accumulate,
@@ -231,13 +213,7 @@ static void tile_task(void *arg, uint32_t task_index, uint32_t thread_index) {
         tile.stack =
             (float *)(void *)(scratch + bytes_to_lines(job->kernels->thread_scratch_bytes));
     }
-    uint32_t part_cols = weight.cols / tile.part_count;
-    for (; tile.part < tile.part_count; tile.part++) {
-        tile.col_begin = tile.part * part_cols;
-        tile.col_end = tile.col_begin + part_cols;
-        job->kernels->tile(&tile);
-        tile.y += args->part_stride;
-    }
+    job->kernels->tile(&tile);
 }
 
 // Many rows: strips of a whole number of inner tiles (2 or 3 groups), long where there is work for
@@ -250,7 +226,6 @@ static void choose_strips(struct job *job, uint32_t row_count, uint32_t strip_gr
         if (row_count <= MATMUL_FEW_ROWS) {
             size_t group_bytes = pack_group_bytes(weight->dtype, weight->cols);
             groups = PACK_STRIP * div_up(TASK_BYTES, (uint32_t)group_bytes * PACK_STRIP);
-            groups = job->args->parts > 1 ? u32_min(groups, STRIP_GROUPS_PARTS) : groups;
         }
         job->strip_groups[w] = groups;
         job->strip_count[w] = div_up(pack_group_count(weight->rows), groups);

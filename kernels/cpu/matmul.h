@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/pack.h"
 #include "kernels/ops.h"
+#include <string.h>
 
 // Matrix product with packed weights: the driver that cuts it into tasks, and the two inner pieces
 // each instruction set supplies.
@@ -21,8 +22,8 @@
 //              and acc = acc + part: short chains round less than one over all columns.
 //
 // With args->parts the columns are cut into equal runs, each of which has such a chain of its own.
-// A tile is then computed once for each part; finished sums wait on a stack until their partner in
-// the pairwise tree is there, as a binary counter carries.
+// Finished sums of a strip wait on a stack until their partner in the pairwise tree is there, as a
+// binary counter carries.
 //
 //   Owns       nothing; all memory is the caller's scratch.
 //   Thread     as the operation table says.
@@ -33,9 +34,9 @@ enum {
     MATMUL_TILE_ROWS = 128,     // most input rows of a task: what stays in a second-level cache
     MATMUL_FEW_ROWS = 3,        // up to this many, reading weights takes longer than multiplying
     MATMUL_PLAIN_SPAN = 64,     // columns of one chain of a plain weight
-    MATMUL_STRIP_GROUPS = 6,    // most groups of a task over more than MATMUL_FEW_ROWS
+    MATMUL_PANEL_GROUPS = 6,    // most groups whose sums are made together
     MATMUL_STACK_LEVELS = 3,    // sums of 1, 2 and 4 parts
-    MATMUL_STACK_SUMS = MATMUL_TILE_ROWS * MATMUL_STRIP_GROUPS,    // of 8 rows each, of a level
+    MATMUL_STACK_SUMS = MATMUL_TILE_ROWS * MATMUL_PANEL_GROUPS,    // of 8 rows each, of a level
     MATMUL_STACK_BYTES = MATMUL_STACK_LEVELS * MATMUL_STACK_SUMS * PACK_ROWS * 4,
 };
 
@@ -58,14 +59,13 @@ struct matmul_tile {
     const struct matmul_input *input;
     uint32_t group_begin, group_end;
     uint32_t row_begin, row_end;
-    uint32_t col_begin, col_end;    // of this part; whole blocks for quantised weights
-    uint32_t part, part_count;
-    float *y;    // [row_count, y_stride]
+    uint32_t part_count;
+    size_t part_stride;    // 0: parts are added; else each is stored so far from the last in y
+    float *y;              // [row_count, y_stride]
     uint32_t y_stride;
     bool accumulate;
     uint8_t *scratch;    // this thread's, 64-byte aligned
-    float *stack;    // [MATMUL_STACK_LEVELS][MATMUL_STACK_SUMS][8]; NULL with one part, or parts
-                     // that stay apart
+    float *stack;        // [MATMUL_STACK_LEVELS][MATMUL_STACK_SUMS][8] where parts are added
 };
 
 struct matmul_kernels {
@@ -103,16 +103,37 @@ void matmul_run_experts(const struct op_ctx *ctx, const struct op_matmul_args *a
 void matmul_transform(const struct op_matmul_args *args, uint32_t in_row, float rms_factor,
                       uint32_t begin, uint32_t count, float *out);
 
-// Adds the sums of this part to those that wait for them; true when `sum` is now of all parts.
-bool matmul_add_part(const struct matmul_tile *tile, uint32_t group, uint32_t row, float *sum);
+// Columns of one part.
+static inline uint32_t matmul_part_cols(const struct matmul_tile *tile) {
+    return tile->input->cols / tile->part_count;
+}
+
+// Adds the finished sums of a part, [count] of one strip or panel, to those that wait for them;
+// true when `sum` is to be stored: it is now of all parts, or parts stay apart.
+static inline bool matmul_fold(const struct matmul_tile *tile, uint32_t part, float *restrict sum,
+                               size_t count) {
+    if (tile->part_count == 1 || tile->part_stride > 0) {
+        return true;
+    }
+    float *restrict wait = tile->stack;
+    for (uint32_t bits = part; bits % 2 == 1; bits /= 2) {
+        for (size_t i = 0; i < count; i++) {
+            sum[i] = wait[i] + sum[i];
+        }
+        wait += (size_t)MATMUL_STACK_SUMS * PACK_ROWS;
+    }
+    if (part + 1 == tile->part_count) {
+        return true;
+    }
+    memcpy(wait, sum, count * sizeof *sum);
+    return false;
+}
 
 // Writes 8 finished sums to rows 8 * group .. of y[row], leaving out those past the weight's end.
-static inline void matmul_store(const struct matmul_tile *tile, uint32_t group, uint32_t row,
-                                float *sum) {
-    if (tile->stack != NULL && !matmul_add_part(tile, group, row, sum)) {
-        return;
-    }
-    float *y = tile->y + (size_t)row * tile->y_stride + (size_t)PACK_ROWS * group;
+static inline void matmul_store(const struct matmul_tile *tile, uint32_t part, uint32_t group,
+                                uint32_t row, const float *sum) {
+    float *y = tile->y + tile->part_stride * part + (size_t)row * tile->y_stride +
+               (size_t)PACK_ROWS * group;
     uint32_t left = tile->weight->rows - PACK_ROWS * group;
     uint32_t count = left < PACK_ROWS ? left : PACK_ROWS;
     for (uint32_t i = 0; i < count; i++) {

@@ -14,7 +14,6 @@
 //   Owns nothing.  Thread any.  Allocates never.  Fails never.
 
 enum {
-    MATMUL_PANEL_GROUPS = 6,    // most groups unpacked together
     // Unpacked weights: half a first-level cache. 3 groups x 24 blocks, or 6 x 12.
     MATMUL_PANEL_BLOCK_GROUPS = 72,
     MATMUL_TILE_BYTES = MATMUL_PANEL_BLOCK_GROUPS * PACK_ROWS * PACK_BLOCK,

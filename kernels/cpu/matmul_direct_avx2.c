@@ -2,6 +2,7 @@
 // One input row: packed blocks are unpacked in registers and used at once, so the time is that of
 // reading the weights, which a strip lays out as one linear run.
 #include "kernels/cpu/matmul_avx2.h"
+#include "kernels/cpu/parts_avx2.h"
 #include "kernels/cpu/quads_avx2.h"
 
 // Bytes ahead of the reads that are asked for: some hundred nanoseconds at full bandwidth.
@@ -119,23 +120,30 @@ AVX2_INLINE void one_strip(enum dtype dtype, const struct matmul_tile *tile, uin
     };
     size_t block_bytes =
         PACK_STRIP * strip.unit_bytes / (quads_is_super(dtype) ? PACK_SUPER_BLOCKS : 1);
-    __m256 acc[PACK_STRIP] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
-    for (uint32_t b = tile->col_begin / PACK_BLOCK; b < tile->col_end / PACK_BLOCK; b++) {
-        const char *ahead = (const char *)strip.data + block_bytes * b + PREFETCH_BYTES;
-        AVX2_UNROLL
-        for (size_t i = 0; i < block_bytes; i += LINE_BYTES) {
-            _mm_prefetch(ahead + i, _MM_HINT_T0);
+    __m256 wait[MATMUL_STACK_LEVELS * PACK_STRIP];
+    uint32_t part_blocks = matmul_part_cols(tile) / PACK_BLOCK;
+    for (uint32_t part = 0; part < tile->part_count; part++) {
+        __m256 acc[PACK_STRIP] = {_mm256_setzero_ps(), _mm256_setzero_ps(), _mm256_setzero_ps()};
+        for (uint32_t b = part_blocks * part; b < part_blocks * (part + 1); b++) {
+            const char *ahead = (const char *)strip.data + block_bytes * b + PREFETCH_BYTES;
+            AVX2_UNROLL
+            for (size_t i = 0; i < block_bytes; i += LINE_BYTES) {
+                _mm_prefetch(ahead + i, _MM_HINT_T0);
+            }
+            if (dtype == DTYPE_Q8_0 || dtype == DTYPE_Q6_K) {
+                add_words(dtype, &strip, b, acc);
+            } else {
+                add_bytes(dtype, &strip, b, acc);
+            }
         }
-        if (dtype == DTYPE_Q8_0 || dtype == DTYPE_Q6_K) {
-            add_words(dtype, &strip, b, acc);
-        } else {
-            add_bytes(dtype, &strip, b, acc);
+        if (!parts_fold(tile, part, acc, PACK_STRIP, wait)) {
+            continue;
         }
-    }
-    for (uint32_t g = 0; g < PACK_STRIP; g++) {
-        float lanes[PACK_ROWS];
-        _mm256_storeu_ps(lanes, acc[g]);
-        matmul_store(tile, group + g, tile->row_begin, lanes);
+        for (uint32_t g = 0; g < PACK_STRIP; g++) {
+            float lanes[PACK_ROWS];
+            _mm256_storeu_ps(lanes, acc[g]);
+            matmul_store(tile, part, group + g, tile->row_begin, lanes);
+        }
     }
 }
 

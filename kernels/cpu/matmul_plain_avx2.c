@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plain weights (F32, F16, BF16) times float32 inputs: chains of at most 64 columns.
 #include "kernels/cpu/matmul_avx2.h"
+#include "kernels/cpu/parts_avx2.h"
 #include "kernels/cpu/quads_avx2.h"
 
 enum { PLAIN_GROUPS = 2, PLAIN_ROWS = 6, PREFETCH_BYTES = 2048 };
@@ -13,61 +14,45 @@ AVX2_INLINE __m256 column(enum dtype dtype, const uint8_t *at) {
     return dtype == DTYPE_F16 ? avx2_load_half8(at) : avx2_load_bfloat8(at);
 }
 
-AVX2_INLINE void store(const struct matmul_tile *tile, uint32_t group, uint32_t row, __m256 sum) {
+AVX2_INLINE void store(const struct matmul_tile *tile, uint32_t part, uint32_t group, uint32_t row,
+                       __m256 sum) {
     float lanes[PACK_ROWS];
     _mm256_storeu_ps(lanes, sum);
-    matmul_store(tile, group, row, lanes);
+    matmul_store(tile, part, group, row, lanes);
 }
 
 // ---- few rows: straight from the weights -------------------------------------------------------
 
-// A strip, its groups side by side: several chains hide the latency of the sums.
-AVX2_INLINE void direct_strip(enum dtype dtype, const struct matmul_tile *tile, uint32_t group,
-                              int groups, int rows) {
-    uint32_t cols = tile->weight->cols;
+enum { DIRECT_SUMS = PACK_STRIP * MATMUL_FEW_ROWS };
+
+// Columns [begin, end) of a strip, its groups side by side: several chains hide the latency of the
+// sums. acc[group * MATMUL_FEW_ROWS + row] += the chain.
+AVX2_INLINE void direct_span(enum dtype dtype, const uint8_t *data, const float *x, size_t cols,
+                             uint32_t begin, uint32_t end, int groups, int rows, __m256 *acc) {
     size_t unit_bytes = (size_t)PACK_ROWS * (dtype == DTYPE_F32 ? 4 : 2);
     size_t step_bytes = unit_bytes * (size_t)groups;
-    const uint8_t *data = pack_place_of(tile->weight, group).data;
-    const float *x = tile->input->x + (size_t)tile->row_begin * cols;
-    __m256 acc[PACK_STRIP][MATMUL_FEW_ROWS];
-    for (int g = 0; g < PACK_STRIP; g++) {
-        for (int r = 0; r < MATMUL_FEW_ROWS; r++) {
-            acc[g][r] = _mm256_setzero_ps();
+    __m256 chain[PACK_STRIP][MATMUL_FEW_ROWS];
+    AVX2_UNROLL
+    for (int g = 0; g < groups; g++) {
+        AVX2_UNROLL
+        for (int r = 0; r < rows; r++) {
+            chain[g][r] = _mm256_setzero_ps();
         }
     }
-    for (uint32_t begin = tile->col_begin; begin < tile->col_end; begin += MATMUL_PLAIN_SPAN) {
-        uint32_t left = tile->col_end - begin;
-        uint32_t end = begin + (left < MATMUL_PLAIN_SPAN ? left : MATMUL_PLAIN_SPAN);
-        __m256 part[PACK_STRIP][MATMUL_FEW_ROWS];
+    for (uint32_t c = begin; c < end; c++) {
+        const uint8_t *at = data + step_bytes * c;
+        _mm_prefetch((const char *)at + PREFETCH_BYTES, _MM_HINT_T0);
+        __m256 value[MATMUL_FEW_ROWS];
         AVX2_UNROLL
-        for (int g = 0; g < groups; g++) {
-            AVX2_UNROLL
-            for (int r = 0; r < rows; r++) {
-                part[g][r] = _mm256_setzero_ps();
-            }
-        }
-        for (uint32_t c = begin; c < end; c++) {
-            const uint8_t *at = data + step_bytes * c;
-            _mm_prefetch((const char *)at + PREFETCH_BYTES, _MM_HINT_T0);
-            __m256 value[MATMUL_FEW_ROWS];
-            AVX2_UNROLL
-            for (int r = 0; r < rows; r++) {
-                value[r] = _mm256_broadcast_ss(x + (size_t)r * cols + c);
-            }
-            AVX2_UNROLL
-            for (int g = 0; g < groups; g++) {
-                __m256 w = column(dtype, at + unit_bytes * (size_t)g);
-                AVX2_UNROLL
-                for (int r = 0; r < rows; r++) {
-                    part[g][r] = _mm256_fmadd_ps(w, value[r], part[g][r]);
-                }
-            }
+        for (int r = 0; r < rows; r++) {
+            value[r] = _mm256_broadcast_ss(x + (size_t)r * cols + c);
         }
         AVX2_UNROLL
         for (int g = 0; g < groups; g++) {
+            __m256 w = column(dtype, at + unit_bytes * (size_t)g);
             AVX2_UNROLL
             for (int r = 0; r < rows; r++) {
-                acc[g][r] = _mm256_add_ps(acc[g][r], part[g][r]);
+                chain[g][r] = _mm256_fmadd_ps(w, value[r], chain[g][r]);
             }
         }
     }
@@ -75,7 +60,41 @@ AVX2_INLINE void direct_strip(enum dtype dtype, const struct matmul_tile *tile, 
     for (int g = 0; g < groups; g++) {
         AVX2_UNROLL
         for (int r = 0; r < rows; r++) {
-            store(tile, group + (uint32_t)g, tile->row_begin + (uint32_t)r, acc[g][r]);
+            __m256 *sum = &acc[g * MATMUL_FEW_ROWS + r];
+            *sum = _mm256_add_ps(*sum, chain[g][r]);
+        }
+    }
+}
+
+AVX2_INLINE void direct_strip(enum dtype dtype, const struct matmul_tile *tile, uint32_t group,
+                              int groups, int rows) {
+    uint32_t cols = tile->weight->cols;
+    const uint8_t *data = pack_place_of(tile->weight, group).data;
+    const float *x = tile->input->x + (size_t)tile->row_begin * cols;
+    __m256 wait[MATMUL_STACK_LEVELS * DIRECT_SUMS];
+    for (uint32_t part = 0; part < tile->part_count; part++) {
+        uint32_t part_end = matmul_part_cols(tile) * (part + 1);
+        __m256 acc[DIRECT_SUMS];
+        AVX2_UNROLL
+        for (int i = 0; i < DIRECT_SUMS; i++) {
+            acc[i] = _mm256_setzero_ps();
+        }
+        for (uint32_t begin = matmul_part_cols(tile) * part; begin < part_end;
+             begin += MATMUL_PLAIN_SPAN) {
+            uint32_t left = part_end - begin;
+            uint32_t end = begin + (left < MATMUL_PLAIN_SPAN ? left : MATMUL_PLAIN_SPAN);
+            direct_span(dtype, data, x, cols, begin, end, groups, rows, acc);
+        }
+        if (!parts_fold(tile, part, acc, DIRECT_SUMS, wait)) {
+            continue;
+        }
+        AVX2_UNROLL
+        for (int g = 0; g < groups; g++) {
+            AVX2_UNROLL
+            for (int r = 0; r < rows; r++) {
+                store(tile, part, group + (uint32_t)g, tile->row_begin + (uint32_t)r,
+                      acc[g * MATMUL_FEW_ROWS + r]);
+            }
         }
     }
 }
@@ -161,20 +180,28 @@ AVX2_INLINE void tiled_groups(enum dtype dtype, const struct matmul_tile *tile, 
     float *span = (float *)(void *)tile->scratch;
     float *acc = span + MATMUL_PLAIN_SPAN * PLAIN_GROUPS * PACK_ROWS;
     uint32_t rows = tile->row_end - tile->row_begin;
-    memset(acc, 0, (size_t)rows * (uint32_t)groups * PACK_ROWS * sizeof *acc);
-    for (uint32_t begin = tile->col_begin; begin < tile->col_end; begin += MATMUL_PLAIN_SPAN) {
-        uint32_t left = tile->col_end - begin;
-        uint32_t count = left < MATMUL_PLAIN_SPAN ? left : MATMUL_PLAIN_SPAN;
-        for (uint32_t g = 0; g < (uint32_t)groups; g++) {
-            convert_span(dtype, pack_place_of(tile->weight, group + g), begin, count,
-                         (uint32_t)groups, g, span);
+    size_t sums = (size_t)rows * (uint32_t)groups * PACK_ROWS;
+    for (uint32_t part = 0; part < tile->part_count; part++) {
+        uint32_t part_end = matmul_part_cols(tile) * (part + 1);
+        memset(acc, 0, sums * sizeof *acc);
+        for (uint32_t begin = matmul_part_cols(tile) * part; begin < part_end;
+             begin += MATMUL_PLAIN_SPAN) {
+            uint32_t left = part_end - begin;
+            uint32_t count = left < MATMUL_PLAIN_SPAN ? left : MATMUL_PLAIN_SPAN;
+            for (uint32_t g = 0; g < (uint32_t)groups; g++) {
+                convert_span(dtype, pack_place_of(tile->weight, group + g), begin, count,
+                             (uint32_t)groups, g, span);
+            }
+            span_all_rows(tile, span, begin, count, groups, acc);
         }
-        span_all_rows(tile, span, begin, count, groups, acc);
-    }
-    for (uint32_t r = 0; r < rows; r++) {
-        for (uint32_t g = 0; g < (uint32_t)groups; g++) {
-            matmul_store(tile, group + g, tile->row_begin + r,
-                         acc + ((size_t)r * (uint32_t)groups + g) * PACK_ROWS);
+        if (!matmul_fold(tile, part, acc, sums)) {
+            continue;
+        }
+        for (uint32_t r = 0; r < rows; r++) {
+            for (uint32_t g = 0; g < (uint32_t)groups; g++) {
+                matmul_store(tile, part, group + g, tile->row_begin + r,
+                             acc + ((size_t)r * (uint32_t)groups + g) * PACK_ROWS);
+            }
         }
     }
 }

@@ -47,28 +47,28 @@ static void add_block(const struct matmul_input *input, uint32_t row, uint32_t b
     }
 }
 
-static void group_quantised(const struct matmul_tile *tile, uint32_t group) {
-    float acc[MATMUL_TILE_ROWS][PACK_ROWS] = {{0}};
+// Blocks of part `part`, rows of the tile, to acc.
+static void part_quantised(const struct matmul_tile *tile, uint32_t group, uint32_t part,
+                           float acc[][PACK_ROWS]) {
     bool has_min = pack_has_min(tile->weight->dtype);
-    for (uint32_t b = tile->col_begin / PACK_BLOCK; b < tile->col_end / PACK_BLOCK; b++) {
+    uint32_t count = matmul_part_cols(tile) / PACK_BLOCK;
+    for (uint32_t b = count * part; b < count * (part + 1); b++) {
         struct pack_block block;
         pack_read_block(tile->weight, group, b, &block);
         for (uint32_t r = tile->row_begin; r < tile->row_end; r++) {
             add_block(tile->input, r, b, &block, has_min, acc[r - tile->row_begin]);
         }
     }
-    for (uint32_t r = tile->row_begin; r < tile->row_end; r++) {
-        matmul_store(tile, group, r, acc[r - tile->row_begin]);
-    }
 }
 
-static void group_plain(const struct matmul_tile *tile, uint32_t group) {
+static void part_plain(const struct matmul_tile *tile, uint32_t group, uint32_t part,
+                       float acc[][PACK_ROWS]) {
     const struct op_weight *weight = tile->weight;
-    uint32_t cols = weight->cols;
     struct pack_place place = pack_place_of(weight, group);
-    float acc[MATMUL_TILE_ROWS][PACK_ROWS] = {{0}};
-    for (uint32_t begin = tile->col_begin; begin < tile->col_end; begin += MATMUL_PLAIN_SPAN) {
-        uint32_t left = tile->col_end - begin;
+    uint32_t part_end = matmul_part_cols(tile) * (part + 1);
+    for (uint32_t begin = matmul_part_cols(tile) * part; begin < part_end;
+         begin += MATMUL_PLAIN_SPAN) {
+        uint32_t left = part_end - begin;
         uint32_t count = left < MATMUL_PLAIN_SPAN ? left : MATMUL_PLAIN_SPAN;
         float span[MATMUL_PLAIN_SPAN * PACK_ROWS];
         for (uint32_t c = 0; c < count; c++) {
@@ -76,29 +76,36 @@ static void group_plain(const struct matmul_tile *tile, uint32_t group) {
                          &span[PACK_ROWS * c]);
         }
         for (uint32_t r = tile->row_begin; r < tile->row_end; r++) {
-            const float *x = tile->input->x + (size_t)r * cols + begin;
-            float part[PACK_ROWS] = {0};
+            const float *x = tile->input->x + (size_t)r * weight->cols + begin;
+            float sum[PACK_ROWS] = {0};
             for (uint32_t c = 0; c < count; c++) {
                 for (int i = 0; i < PACK_ROWS; i++) {
-                    part[i] = fmaf(span[PACK_ROWS * c + (uint32_t)i], x[c], part[i]);
+                    sum[i] = fmaf(span[PACK_ROWS * c + (uint32_t)i], x[c], sum[i]);
                 }
             }
             for (int i = 0; i < PACK_ROWS; i++) {
-                acc[r - tile->row_begin][i] += part[i];
+                acc[r - tile->row_begin][i] += sum[i];
             }
         }
-    }
-    for (uint32_t r = tile->row_begin; r < tile->row_end; r++) {
-        matmul_store(tile, group, r, acc[r - tile->row_begin]);
     }
 }
 
 static void tile_scalar(const struct matmul_tile *tile) {
+    uint32_t rows = tile->row_end - tile->row_begin;
     for (uint32_t group = tile->group_begin; group < tile->group_end; group++) {
-        if (pack_is_plain(tile->weight->dtype)) {
-            group_plain(tile, group);
-        } else {
-            group_quantised(tile, group);
+        for (uint32_t part = 0; part < tile->part_count; part++) {
+            float acc[MATMUL_TILE_ROWS][PACK_ROWS] = {{0}};
+            if (pack_is_plain(tile->weight->dtype)) {
+                part_plain(tile, group, part, acc);
+            } else {
+                part_quantised(tile, group, part, acc);
+            }
+            if (!matmul_fold(tile, part, acc[0], (size_t)rows * PACK_ROWS)) {
+                continue;
+            }
+            for (uint32_t r = 0; r < rows; r++) {
+                matmul_store(tile, part, group, tile->row_begin + r, acc[r]);
+            }
         }
     }
 }

@@ -276,21 +276,16 @@ const struct matmul_panel_kernels matmul_panel_kernels_avx2 = {
 
 // ---- tiles -------------------------------------------------------------------------------------
 
-// `present` groups of the panel exist; the others are zeros, whose sums nobody stores.
-static void run_panel(const struct matmul_tile *tile, struct matmul_panel *panel, uint32_t group,
-                      uint32_t present, const struct matmul_panel_kernels *kernels) {
+// The chains over one part's blocks, `most` of them unpacked at a time.
+static void run_part(const struct matmul_tile *tile, struct matmul_panel *panel, uint32_t group,
+                     uint32_t present, uint32_t part, const struct matmul_panel_kernels *kernels) {
     const struct op_weight *weight = tile->weight;
     bool words = !pack_has_min(weight->dtype);
     uint32_t most = MATMUL_TILE_BYTES / (panel->group_count * PACK_ROWS * PACK_BLOCK);
     most = words ? most / 2 : most;
-    uint32_t rows = tile->row_end - tile->row_begin;
-    memset(panel->acc, 0, (size_t)rows * panel->group_count * PACK_ROWS * sizeof(float));
-    if (present < panel->group_count) {
-        memset(panel->w, 0, MATMUL_TILE_BYTES);
-        memset(panel->scale, 0, 2 * MATMUL_SCALE_FLOATS * sizeof(float));
-    }
-    uint32_t block_end = tile->col_end / PACK_BLOCK;
-    for (uint32_t begin = tile->col_begin / PACK_BLOCK; begin < block_end; begin += most) {
+    uint32_t part_blocks = matmul_part_cols(tile) / PACK_BLOCK;
+    uint32_t block_end = part_blocks * (part + 1);
+    for (uint32_t begin = part_blocks * part; begin < block_end; begin += most) {
         panel->block_begin = begin;
         panel->block_count = block_end - begin < most ? block_end - begin : most;
         for (uint32_t g = 0; g < present; g++) {
@@ -304,10 +299,28 @@ static void run_panel(const struct matmul_tile *tile, struct matmul_panel *panel
             kernels->min4(tile, panel);
         }
     }
-    for (uint32_t r = 0; r < rows; r++) {
-        for (uint32_t g = 0; g < present; g++) {
-            matmul_store(tile, group + g, tile->row_begin + r,
-                         panel->acc + ((size_t)r * panel->group_count + g) * PACK_ROWS);
+}
+
+// `present` groups of the panel exist; the others are zeros, whose sums nobody stores.
+static void run_panel(const struct matmul_tile *tile, struct matmul_panel *panel, uint32_t group,
+                      uint32_t present, const struct matmul_panel_kernels *kernels) {
+    uint32_t rows = tile->row_end - tile->row_begin;
+    size_t sums = (size_t)rows * panel->group_count * PACK_ROWS;
+    if (present < panel->group_count) {
+        memset(panel->w, 0, MATMUL_TILE_BYTES);
+        memset(panel->scale, 0, 2 * MATMUL_SCALE_FLOATS * sizeof(float));
+    }
+    for (uint32_t part = 0; part < tile->part_count; part++) {
+        memset(panel->acc, 0, sums * sizeof(float));
+        run_part(tile, panel, group, present, part, kernels);
+        if (!matmul_fold(tile, part, panel->acc, sums)) {
+            continue;
+        }
+        for (uint32_t r = 0; r < rows; r++) {
+            for (uint32_t g = 0; g < present; g++) {
+                matmul_store(tile, part, group + g, tile->row_begin + r,
+                             panel->acc + ((size_t)r * panel->group_count + g) * PACK_ROWS);
+            }
         }
     }
 }

@@ -263,6 +263,11 @@ static void run(struct executor *executor, const struct plan *plan, struct step_
         refuse(executor, RESULT_STATUS_REFUSED, "plan of another epoch", out);
         return;
     }
+    if (executor->broken || lacks_group(executor)) {
+        refuse(executor, RESULT_STATUS_FAULT,
+               executor->broken ? "the group was lost in this epoch" : "no group has formed", out);
+        return;
+    }
     if (!plan_follows(plan, executor->applied_seq)) {
         refuse(executor, RESULT_STATUS_GAP, "plan goes on from another one", out);
         return;
