@@ -44,6 +44,7 @@
     X("kernels/sample", suite_kernels_sample)                                                      \
     X("worker/device/thread_pool", suite_thread_pool)                                              \
     X("worker/device/device_cpu", suite_device_cpu)                                                \
+    X("worker/comm/collective", suite_collective)                                                  \
     X("worker/step/executor", suite_executor)                                                      \
     X("worker/seal", suite_seal)                                                                   \
     X("worker/engine_start", suite_engine_start)                                                   \
