@@ -45,6 +45,7 @@
     X("worker/device/thread_pool", suite_thread_pool)                                              \
     X("worker/device/device_cpu", suite_device_cpu)                                                \
     X("worker/comm/collective", suite_collective)                                                  \
+    X("worker/comm/collective_faults", suite_collective_faults)                                    \
     X("worker/step/executor", suite_executor)                                                      \
     X("worker/seal", suite_seal)                                                                   \
     X("worker/engine_start", suite_engine_start)                                                   \

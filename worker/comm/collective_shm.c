@@ -12,11 +12,12 @@
 //   C(n)  only where ranks sum for each other: B wrote to the slot of "out" and arrived there; wait
 //         for all at "out" n, read
 //
-// Order on every rank: A(0) A(1) B(0) A(2) B(1) ..., and with C: A(t) B(t-1) C(t-2). So copying goes
-// on while others are waited for. When A(n) fills a slot, B(n-2) is done, so all have arrived at
-// n-2 and have finished B(n-4) before: four slots are enough. The same holds between messages, since
-// counts go on from one message to the next. With C: C(t-3) is done at A(t), so all have arrived at
-// "out" t-3, behind their B(t-3); and B(t) has seen all arrive at "in" t, behind their C(t-3).
+// Order on every rank: A(0) A(1) B(0) A(2) B(1) ..., and with C: A(t) B(t-1) C(t-2). So copying
+// goes on while others are waited for. When A(n) fills a slot, B(n-2) is done, so all have arrived
+// at n-2 and have finished B(n-4) before: four slots are enough. The same holds between messages,
+// since counts go on from one message to the next. With C: C(t-3) is done at A(t), so all have
+// arrived at "out" t-3, behind their B(t-3); and B(t) has seen all arrive at "in" t, behind their
+// C(t-3).
 #include "worker/comm/collective.h"
 
 #include "common/bounds.h"
@@ -205,8 +206,8 @@ static float *mail(const struct collective_shm *c, uint32_t from, uint32_t to, u
            ((size_t)to * MAILS + n % MAILS) * c->layout.mail_floats;
 }
 
-// What a word has counted, in twos, when all ranks have filled its slot for chunk n. It wraps around
-// as the word does.
+// What a word has counted, in twos, when all ranks have filled its slot for chunk n. It wraps
+// around as the word does.
 static uint32_t goal_of(const struct collective_shm *c, uint64_t n) {
     return (uint32_t)(2 * c->base.world * (n / SLOTS + 1));
 }
@@ -272,10 +273,10 @@ struct sum {
     struct collective_shm *c;
     const float *part;
     float *y;
-    size_t count;         // of the message
-    size_t each;          // elements of a chunk that one rank sums
-    size_t share;         // reduce-scatter: elements of the message that a rank keeps; 0: all-reduce
-    uint64_t in, out;     // chunk numbers of chunk 0
+    size_t count;        // of the message
+    size_t each;         // elements of a chunk that one rank sums
+    size_t share;        // reduce-scatter: elements of the message that a rank keeps; 0: all-reduce
+    uint64_t in, out;    // chunk numbers of chunk 0
     uint32_t chunks;
     uint64_t tag;
 };
@@ -317,8 +318,8 @@ static bool sum_own(const struct sum *sum, uint32_t t) {
     struct span span = span_of(sum, t, me);
     const float *parts[ORDERED_SUM_PARTS_MAX];
     for (uint32_t rank = 0; rank < c->base.world; rank++) {
-        parts[rank] = rank == me ? sum->part + span.begin
-                                 : in_slot(c, rank, sum->in + t) + me * sum->each;
+        parts[rank] =
+            rank == me ? sum->part + span.begin : in_slot(c, rank, sum->in + t) + me * sum->each;
     }
     if (sum->share > 0) {
         ordered_sum_add(parts, c->base.world, sum->y + (span.begin - me * sum->share), span.count);

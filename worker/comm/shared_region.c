@@ -171,8 +171,8 @@ static uint32_t usable_cores(void) {
 }
 
 static enum status map(struct shared_region *region, struct error *err) {
-    void *base = mmap(NULL, region->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
-                      region->fd, 0);
+    void *base =
+        mmap(NULL, region->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, region->fd, 0);
     if (base == MAP_FAILED) {
         return error_set_os(err, STATUS_EXHAUSTED, "%llu bytes shared between ranks",
                             (unsigned long long)region->bytes);

@@ -29,7 +29,7 @@
 //   Fails      opening, with a sentence. Waiting fails when the region is aborted or a peer gone.
 
 enum {
-    SHARED_REGION_WORDS = 8,      // for the user, each with a cache line of its own
+    SHARED_REGION_WORDS = 8,    // for the user, each with a cache line of its own
     SHARED_REGION_LOOK_MS = 50,
     SHARED_REGION_LINE_BYTES = 64,
     SHARED_REGION_NAME_BYTES = 80,
@@ -66,8 +66,8 @@ struct shared_region {
     uint64_t bytes;
     struct shared_region_head *head;
     uint8_t *body;
-    uint32_t spins_max;    // 0: ranks share cores
-    uint32_t spins;        // how long the next wait spins
+    uint32_t spins_max;                     // 0: ranks share cores
+    uint32_t spins;                         // how long the next wait spins
     char name[SHARED_REGION_NAME_BYTES];    // "" once it is known to be gone
 };
 

@@ -4,7 +4,6 @@
 #include "common/bounds.h"
 #include "common/rng.h"
 #include <check.h>
-#include <dirent.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -278,14 +277,8 @@ enum group_end group_processes(const struct group_rank *rank) {
     return worst;
 }
 
-uint32_t group_files(void) {
-    DIR *directory = opendir("/dev/shm");
-    ck_assert_ptr_nonnull(directory);
-    uint32_t count = 0;
-    const struct dirent *entry;
-    while ((entry = readdir(directory)) != NULL) {
-        count += strncmp(entry->d_name, "tare-group-", 11) == 0 ? 1 : 0;
-    }
-    closedir(directory);
-    return count;
+bool group_file_exists(const char *id) {
+    char path[128];
+    snprintf(path, sizeof path, "/dev/shm/tare-group-%s", id);
+    return access(path, F_OK) == 0;
 }

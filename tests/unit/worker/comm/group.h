@@ -41,7 +41,7 @@ enum group_end group_exchange(struct collective *collective, const struct group_
 enum group_end group_threads(const struct group_rank *rank);
 enum group_end group_processes(const struct group_rank *rank);
 
-// How many files of groups are left in shared memory.
-uint32_t group_files(void);
+// Whether the region of this id has a name.
+bool group_file_exists(const char *id);
 
 #endif

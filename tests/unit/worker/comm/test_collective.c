@@ -68,9 +68,9 @@ START_TEST(apart_a_rank_sees_its_own_part_and_waits_for_nobody) {
     collective_all_reduce_add(c, part, y, 2, 3);
     ck_assert(y[5] == 16);
     float gathered[8] = {0};
-    collective_all_gather(
-        c, &(struct collective_gather){
-               .x = part, .y = gathered, .row_count = 2, .x_cols = 2, .y_cols = 3});
+    collective_all_gather(c,
+                          &(struct collective_gather){
+                              .x = part, .y = gathered, .row_count = 2, .x_cols = 2, .y_cols = 3});
     ck_assert(gathered[2] == 1);
     ck_assert(gathered[5] == 3);
     ck_assert(gathered[0] == 0);
@@ -196,8 +196,7 @@ START_TEST(parts_are_added_in_pairs_for_two_four_and_eight) {
         }
         ordered_sum(part, 5, out, count);
         for (size_t i = 0; i < count; i++) {
-            float want =
-                (((room[0][i] + room[1][i]) + room[2][i]) + room[3][i]) + room[4][i];
+            float want = (((room[0][i] + room[1][i]) + room[2][i]) + room[3][i]) + room[4][i];
             ck_assert(out[i] == want);
         }
     }
