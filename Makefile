@@ -69,6 +69,8 @@ endif
 # Instruction sets are chosen at run time; only files named after one may use it.
 # Kernels are optimised hard where speed matters; under the sanitizers that would take minutes.
 KERNEL_O := $(if $(filter release,$(BUILD)),-O3,-O1)
+# Adding parts of ranks: plain loops over memory, which only want wide loads.
+%/ordered_sum.o: ISA := $(KERNEL_O)
 %_sse42.o: ISA := -msse4.2
 %_avx2.o: ISA := -mavx2 -mfma -mf16c $(KERNEL_O)
 %_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c $(KERNEL_O)
@@ -107,7 +109,7 @@ ALL_O := $(BASE_O) $(CONTROLLER_O) $(WORKER_O) $(CLI_O)
 PROGRAMS := tare tare-controller tare-worker
 BINS := $(PROGRAMS:%=$(OUT)/bin/%)
 
-.PHONY: soak sim unit-worker unit-kernels unit-controller all programs test check tidy bench bench-cpu bench-http bench-core bench-core-peer fuzz serve model deps deps-test test-run unit asan tsan \
+.PHONY: soak sim unit-worker unit-kernels unit-controller all programs test check tidy bench bench-cpu bench-http bench-core bench-comm bench-core-peer fuzz serve model deps deps-test test-run unit asan tsan \
     integration e2e chaos format lint info help clean
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -232,7 +234,7 @@ e2e: all    ## real clients against real processes
 	@sh tests/e2e/run.sh
 tidy:    ## layers, doors, purity, bans, formatting
 	@sh tests/tidy/tidy.sh
-bench: bench-cpu bench-http bench-core    ## all benchmarks
+bench: bench-cpu bench-http bench-core bench-comm    ## all benchmarks
 bench-cpu: all    ## tokens per second against llama.cpp in the same run; start, memory, idle time
 	@sh tests/bench/bench_cpu.sh
 	@sh tests/bench/bench_machine.sh
@@ -240,6 +242,8 @@ bench-http: all    ## requests and streamed tokens per second with a simulated w
 	@sh tests/bench/bench_http.sh
 bench-core: $(OUT)/tests/bench/bench_core    ## the controller's turn: microseconds and instructions at 256, 1,024 and 8,192 sequences
 	@sh tests/bench/bench_core.sh $(OUT)
+bench-comm: $(OUT)/tests/bench/bench_comm    ## sums over 2 and 8 ranks in shared memory, beside copying as many bytes
+	@$(OUT)/tests/bench/bench_comm
 bench-core-peer: all    ## a turn of the controller against one of vLLM's scheduler (PyPI, 6 GB), in the same run
 	@sh tests/bench/bench_core_peer.sh
 fuzz:    ## every fuzz target for FUZZ_S seconds (600)

@@ -36,7 +36,7 @@ enum {
     WORD_OUT = SLOTS,
     LINE_FLOATS = SHARED_REGION_LINE_BYTES / sizeof(float),
     // Large enough that waiting is rare, small enough that a chunk stays in the second cache.
-    CHUNK_FLOATS_MAX = 64 * 1024,
+    CHUNK_FLOATS_MAX = 32 * 1024,
     // Below, every rank sums everything itself: less waiting than it costs in sums.
     DIRECT_BYTES_MAX = 32 * 1024,
     BUFFER_BYTES_MIN = 8 * 1024,
