@@ -15,21 +15,20 @@
 // life of a worker, whose address may be captured; an epoch attaches it to the other ranks and the
 // next one attaches it anew.
 //
-//   apart ──attach──► attached ──abort, or a lost peer──► broken
-//     ▲                  │                                  │
-//     └─────────────── detach, and every attach ────────────┘
+//   broken ──attach──► attached ──abort, or a lost peer──► broken
 //
-//   apart      the calls return at once and see this rank's own part only: a rank rehearses alone.
 //   attached   the calls wait for the other ranks; all of them make the same calls in the same
 //              order.
-//   broken     the calls return at once, and what they were to write is undefined. Whoever runs a
-//              step looks once, after the step (collective_broken).
+//   broken     and before the first attach: the calls return at once, and what they were to write
+//              is undefined. Whoever runs a step looks once, after it (collective_broken).
 //
 // Sums are added in one fixed order on every rank, and every rank gets the same bits: worlds of 2,
 // 4 and 8 in pairs, ((p0+p1)+(p2+p3))+((p4+p5)+(p6+p7)), others from rank 0 upwards; the sum is
 // added to y last.
 //
-//   loopback   notes the messages of a forward function and carries none (sizes for the plan).
+//   loopback   a group seen from one rank without the others: sums are its own part, others'
+//              columns are zeros, nobody is waited for. A rank rehearses with it; and it notes
+//              messages, for their sizes.
 //   shm        processes of one host, through shared memory; the cpu device.
 //   nccl       devices of one host; built where nccl.h is found.
 //
@@ -44,7 +43,7 @@ struct collective;
 struct collective {
     const struct collective_table *table;
     uint32_t rank, world;
-    // Noted by the loopback so far:
+    // Noted so far (collective_note):
     uint64_t message_bytes_max;    // largest single message, over all ranks' parts
     uint64_t message_bytes;        // of all messages
     uint32_t message_count;
@@ -66,7 +65,7 @@ struct collective_rows collective_share(uint32_t rows, uint32_t rank, uint32_t w
 
 // ---- life cycle --------------------------------------------------------------------------------
 
-// Notes messages only; nothing to destroy.
+// Nothing to attach or to destroy.
 void collective_init_loopback(struct collective *collective, uint32_t rank, uint32_t world);
 
 // On a device that is not the host, what an implementation needs of it.
@@ -83,7 +82,8 @@ struct collective_options {
     uint32_t rank, world;
     const struct collective_device *device;    // kept; NULL: the host
 };
-// Apart. INVALID for a rank or a world that cannot be, NOT_FOUND for a name that is not built in.
+// Broken, since it is not attached. INVALID for a rank or a world that cannot be, NOT_FOUND for a
+// name that is not built in.
 enum status collective_create(const struct collective_options *options, struct collective **out,
                               struct error *err) MUST_USE;
 void collective_destroy(struct collective *collective);    // accepts NULL
@@ -107,7 +107,7 @@ void collective_detach(struct collective *collective);
 // attach of such an epoch succeeds any more. Epochs above it are not touched.
 void collective_abort(struct collective *collective, uint64_t epoch);
 
-// After an abort, or when a peer was lost or broke off; until the next attach.
+// Not attached, aborted, or a peer was lost or broke off.
 bool collective_broken(const struct collective *collective);
 
 // ---- messages ----------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ static void shm_abort(struct collective *collective, uint64_t epoch) {
 
 static bool shm_broken(const struct collective *collective) {
     const struct collective_shm *c = (const struct collective_shm *)(const void *)collective;
-    return c->broken || (c->attached && shared_region_aborted(&c->region));
+    return !c->attached || c->broken || shared_region_aborted(&c->region);
 }
 
 // ---- chunks ------------------------------------------------------------------------------------
@@ -257,7 +257,6 @@ static bool await_out(struct collective_shm *c, uint64_t n) {
     return !c->broken;
 }
 
-// Whether there is anything to say: not while apart or broken, and not alone.
 static bool speaks(const struct collective_shm *c) {
     return c->attached && !c->broken;
 }
@@ -391,10 +390,6 @@ static void shm_all_reduce_add(struct collective *collective, const float *part,
                                uint32_t rows, uint32_t cols) {
     struct collective_shm *c = shm_of(collective);
     size_t count = (size_t)rows * cols;
-    if (!c->attached) {
-        ordered_add(part, y, count);
-        return;
-    }
     if (!speaks(c) || count == 0) {
         return;
     }
@@ -415,11 +410,6 @@ static void shm_all_reduce_add(struct collective *collective, const float *part,
 static void shm_reduce_scatter_add(struct collective *collective, const float *part, float *y,
                                    uint32_t rows, uint32_t cols) {
     struct collective_shm *c = shm_of(collective);
-    struct collective_rows own = collective_share(rows, collective->rank, collective->world);
-    if (!c->attached) {
-        ordered_add(part + (size_t)own.first * cols, y, (size_t)own.count * cols);
-        return;
-    }
     if (!speaks(c) || rows == 0 || cols == 0) {
         return;
     }
@@ -458,13 +448,10 @@ static void place(const struct collective_gather *args, uint32_t rank, const flo
 static void shm_all_gather(struct collective *collective, const struct collective_gather *args) {
     struct collective_shm *c = shm_of(collective);
     size_t count = (size_t)args->row_count * args->x_cols;
-    if (c->broken || count == 0) {
+    if (!speaks(c) || count == 0) {
         return;
     }
     place(args, collective->rank, args->x, 0, count);
-    if (!c->attached) {
-        return;
-    }
     size_t each = c->layout.in_floats;
     uint32_t chunks = (uint32_t)((count + each - 1) / each);
     uint64_t tag = tag_of(MESSAGE_GATHER, (uint64_t)args->row_count * args->y_cols);

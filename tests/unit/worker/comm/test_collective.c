@@ -61,19 +61,21 @@ static struct collective *create(uint32_t rank, uint32_t world) {
     return collective;
 }
 
-START_TEST(apart_a_rank_sees_its_own_part_and_waits_for_nobody) {
-    struct collective *c = create(1, 2);
+START_TEST(the_loopback_sees_its_own_part_and_waits_for_nobody) {
+    struct collective loopback, *c = &loopback;
+    collective_init_loopback(c, 1, 2);
     const float part[6] = {1, 2, 3, 4, 5, 6};
     float y[8] = {10, 10, 10, 10, 10, 10};
     collective_all_reduce_add(c, part, y, 2, 3);
     ck_assert(y[5] == 16);
-    float gathered[8] = {0};
+    float gathered[8] = {9, 9, 9, 9, 9, 9, 9, 9};
     collective_all_gather(c,
                           &(struct collective_gather){
                               .x = part, .y = gathered, .row_count = 2, .x_cols = 2, .y_cols = 3});
     ck_assert(gathered[2] == 1);
     ck_assert(gathered[5] == 3);
     ck_assert(gathered[0] == 0);
+    ck_assert(gathered[6] == 9);
     float own[3] = {0};
     collective_reduce_scatter_add(c, part, own, 2, 3);
     ck_assert(own[0] == 4);
@@ -81,8 +83,23 @@ START_TEST(apart_a_rank_sees_its_own_part_and_waits_for_nobody) {
     collective_send(c, 0, y, sizeof y);
     collective_receive(c, 0, y, sizeof y);
     ck_assert(!collective_broken(c));
+}
+END_TEST
+
+START_TEST(what_is_not_attached_is_broken_and_waits_for_nobody) {
+    struct collective *c = create(1, 2);
+    const float part[2] = {1, 2};
+    float y[4] = {5, 5, 5, 5};
+    collective_all_reduce_add(c, part, y, 1, 2);
+    collective_reduce_scatter_add(c, part, y, 2, 1);
+    collective_all_gather(c, &(struct collective_gather){
+                                 .x = part, .y = y, .row_count = 1, .x_cols = 2, .y_cols = 4});
+    collective_broadcast(c, 0, y, sizeof y);
+    collective_send(c, 0, y, sizeof y);
+    collective_receive(c, 0, y, sizeof y);
     collective_abort(c, 7);
-    ck_assert(!collective_broken(c));
+    ck_assert(collective_broken(c));
+    ck_assert(y[0] == 5);
     collective_destroy(c);
     collective_destroy(NULL);
 }
@@ -162,7 +179,6 @@ START_TEST(ranks_in_different_messages_break_off) {
         ck_assert(ranks[i].broken);
         ck_assert(collective_broken(ranks[i].c));
         collective_detach(ranks[i].c);
-        ck_assert(!collective_broken(ranks[i].c));
         collective_destroy(ranks[i].c);
     }
 }
@@ -209,7 +225,8 @@ Suite *suite_collective(void) {
     tcase_set_timeout(tc, 60);
     tcase_add_loop_test(tc, threads_get_the_bits_of_the_definition, 0, WORLDS_COUNT * 3);
     tcase_add_loop_test(tc, processes_get_the_bits_of_the_definition, 0, WORLDS_COUNT);
-    tcase_add_test(tc, apart_a_rank_sees_its_own_part_and_waits_for_nobody);
+    tcase_add_test(tc, the_loopback_sees_its_own_part_and_waits_for_nobody);
+    tcase_add_test(tc, what_is_not_attached_is_broken_and_waits_for_nobody);
     tcase_add_test(tc, what_cannot_be_created_is_refused);
     tcase_add_test(tc, shares_cover_all_rows_once);
     tcase_add_test(tc, ranks_in_different_messages_break_off);
