@@ -151,8 +151,14 @@
       "directory for sockets, mode 0700 (default: a fresh one under /tmp)")                        \
     X(CONTROLLER, "controller", STRING, NULL, OPTION_PROGRAM_WORKER, "daemons", 0, 0, NULL,        \
       "controller to join: ipc:///path/of/its/run-dir")                                            \
-    X(WORKER_ID, "worker-id", STRING, "worker-0", OPTION_PROGRAM_WORKER, "daemons", 0, 0, NULL,    \
-      "name of this worker in logs and metrics")
+    X(TIMER_SCALE, "timer-scale", REAL, "1", OPTION_ALL_, "daemons", 0.1, 1000, NULL,              \
+      "stretches the times after which a silent peer counts as lost, for slow machines")           \
+    X(GROUP, "group", INT, "0", OPTION_PROGRAM_WORKER, "daemons", 0, 1023, NULL,                   \
+      "index of the group it is one of")                                                           \
+    X(RANK, "rank", INT, "0", OPTION_PROGRAM_WORKER, "daemons", 0, 7, NULL,                        \
+      "its place in the group, below --tensor-parallel-size")                                      \
+    X(WORKER_ID, "worker-id", STRING, NULL, OPTION_PROGRAM_WORKER, "daemons", 0, 0, NULL,          \
+      "name of this worker in logs and metrics (default: g<GROUP>r<RANK>)")
 
 // Flags of vLLM, SGLang and llama.cpp that people type and that are not options here.
 // name, takes a value, treatment: NOTE (accepted, no effect) or REFUSE or ALIAS (value: ours), text

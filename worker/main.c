@@ -67,7 +67,8 @@ static struct engine_options engine_options(const struct config *config,
         .kv_dtype = kv_dtype(config),
         .block_tokens = (uint32_t)config_int(config, OPTION_BLOCK_SIZE),
         .seqs = (uint32_t)config_int(config, OPTION_MAX_NUM_SEQS),
-        .shard = {0, (uint32_t)config_int(config, OPTION_TENSOR_PARALLEL_SIZE)},
+        .shard = {(uint32_t)config_int(config, OPTION_RANK),
+                  (uint32_t)config_int(config, OPTION_TENSOR_PARALLEL_SIZE)},
         .role = role(config),
         .model_len = config_int(config, OPTION_MAX_MODEL_LEN),
         .memory_margin = config_int(config, OPTION_MEMORY_MARGIN),
@@ -92,17 +93,34 @@ static enum status choose_step_tokens(const struct config *config, struct engine
     return status;
 }
 
+enum { WORKER_ID_BYTES = 32 };
+
+// `room` holds a default's name.
+static const char *worker_id(const struct config *config, char room[WORKER_ID_BYTES]) {
+    const char *given = config_string(config, OPTION_WORKER_ID);
+    snprintf(room, WORKER_ID_BYTES, "g%lldr%lld", (long long)config_int(config, OPTION_GROUP),
+             (long long)config_int(config, OPTION_RANK));
+    return given != NULL ? given : room;
+}
+
 static int run_child(const struct config *config, const struct holder_fds *fds) {
+    char id[WORKER_ID_BYTES];
     struct worker_options options = {
         .engine = engine_options(config, fds),
         .controller = config_string(config, OPTION_CONTROLLER),
-        .worker_id = config_string(config, OPTION_WORKER_ID),
+        .worker_id = worker_id(config, id),
         .model_name = config_string(config, OPTION_MODEL),
+        .group = (uint32_t)config_int(config, OPTION_GROUP),
+        .timer_scale = config_real(config, OPTION_TIMER_SCALE),
         .stop = &stop_requested,
     };
     char room[SEAL_DIR_BYTES];
     options.engine.seal_dir = seal_dir(config, room);
     struct error err = {0};
+    if (holder_notes_open(fds->notes, &options.notes, &err) != STATUS_OK) {
+        log_failure("worker", &err);
+        return (int)exit_code_for(err.status);
+    }
     if (choose_step_tokens(config, &options.engine, &err) != STATUS_OK) {
         // The start says the same in its own words, to the controller too.
         options.engine.step_tokens = options.engine.seqs;
@@ -125,7 +143,7 @@ static void print_failure(const struct error *err) {
 
 // --check and --plan: the model and the memory it would take, nothing loaded.
 static int run_plan(const struct config *config) {
-    struct holder_fds none = {-1, -1};
+    struct holder_fds none = {-1, -1, -1};
     struct engine_options options = engine_options(config, &none);
     char name[SIM_NAME_BYTES], room[SEAL_DIR_BYTES];
     const struct sim_spec *spec = sim_spec_find(options.device);
@@ -175,6 +193,12 @@ static enum status check(const struct config *config, struct error *err) {
                          "--controller is missing: the run directory of the "
                          "controller, as ipc:///DIR");
     }
+    int64_t world = config_int(config, OPTION_TENSOR_PARALLEL_SIZE);
+    if (config_int(config, OPTION_RANK) >= world) {
+        return error_set(err, STATUS_INVALID, "--rank %lld: a group of %lld has ranks 0 to %lld",
+                         (long long)config_int(config, OPTION_RANK), (long long)world,
+                         (long long)world - 1);
+    }
     int64_t model_len = config_int(config, OPTION_MAX_MODEL_LEN);
     if (model_len == 0 || model_len == 1) {
         return error_set(err, STATUS_INVALID,
@@ -196,7 +220,7 @@ static enum status check(const struct config *config, struct error *err) {
 }
 
 int main(int argc, char **argv) {
-    struct holder_fds fds = {-1, -1};
+    struct holder_fds fds = {-1, -1, -1};
     bool child = holder_is_child(&argc, argv, &fds);
     struct config_input input = {OPTION_PROGRAM_WORKER, "tare-worker", argc, argv, environ};
     struct config *config = NULL;

@@ -4,6 +4,7 @@
 
 #include "common/status.h"
 #include "worker/engine.h"
+#include "worker/holder.h"
 
 // The computing half of a worker: the child process.
 //
@@ -12,6 +13,15 @@
 // computes. They exchange bytes through two bounded queues.
 //
 //   HELLO -> WELCOME(epoch) -> PROGRESS ... -> CAPACITY -> (PLAN -> RESULT)* -> SHUTDOWN -> GOODBYE
+//
+// A rank of a group waits for the others between WELCOME and CAPACITY (collective_attach). Where
+// they do not come it says so with a RESULT of seq 0 and FAULT, which no plan has, and keeps
+// weights and KV for the next WELCOME.
+//
+// A plan that arrives twice is told by its number and the checksum of its body, which is in every
+// message's header: it is answered as before and never executed again. The number alone would not
+// do. A refused plan never happened, and its number is used again for other contents; so what came
+// first and what comes now under one number are the same plan only if their checksums are equal.
 //
 //   Owns       everything, for the life of the process.
 //   Thread     worker_run on the main thread.
@@ -23,7 +33,10 @@ struct worker_options {
     const char *controller;    // ipc:///dir with plan.sock and control.sock
     const char *worker_id;
     const char *model_name;
-    const _Atomic int *stop;    // set by a signal
+    uint32_t group;    // rank and world are the engine's shard
+    double timer_scale;
+    struct holder_notes *notes;    // kept
+    const _Atomic int *stop;       // set by a signal
 };
 
 // Returns the exit code.
