@@ -50,6 +50,8 @@
     X("worker/seal", suite_seal)                                                                   \
     X("worker/engine_start", suite_engine_start)                                                   \
     X("worker/engine", suite_engine)                                                               \
+    X("worker/worker", suite_worker)                                                               \
+    X("worker/kv/kv_stamp", suite_kv_stamp)                                                        \
     X("worker/plan_report", suite_plan_report)                                                     \
     X("controller/net/worker_link", suite_worker_link)                                             \
     X("controller/http/http_parse", suite_http_parse)                                              \
