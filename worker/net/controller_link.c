@@ -18,6 +18,7 @@ enum {
     HEARTBEAT_IDLE_US = 1000 * 1000,    // no plan for BUSY_US
     BUSY_US = 10 * 1000 * 1000,
     HELLO_US = 200 * 1000,
+    HELLO_FIRST_US = 1000,            // a channel needs a moment to stand: twice as long each time
     SILENCE_US = 10 * 1000 * 1000,    // unless the options say otherwise
     LAG_US = 20 * 1000,               // a turn that is later was not on time
     ADDRESS_BYTES = 4096,
@@ -46,6 +47,7 @@ struct link {
     uint64_t heard_us;    // last word from the controller
     uint64_t due_us;      // when this turn should have begun
     uint64_t sent_us;     // last hello or heartbeat
+    uint64_t hello_us;    // until the next try with a hello that no channel took
     uint64_t plan_us;     // last plan
     bool orphan;
     bool released;    // KV memory was given back since the last word
@@ -101,7 +103,7 @@ static uint64_t scaled(const struct link *link, uint64_t us) {
 // Until the next hello or heartbeat: often where a stalled step has to be noticed.
 static uint64_t interval_us(const struct link *link, uint64_t now_us) {
     if (!link->joined || link->orphan) {
-        return HELLO_US;
+        return link->hello_us;
     }
     return now_us - link->plan_us < BUSY_US ? HEARTBEAT_US : HEARTBEAT_IDLE_US;
 }
@@ -161,7 +163,8 @@ static void say_something(struct link *link, uint64_t now_us) {
     link->sent_us = now_us;
     // A full or absent channel loses a hello or a heartbeat; the next one follows soon.
     enum status status = hello ? send_hello(link) : send_heartbeat(link);
-    (void)status;
+    uint64_t later_us = status == STATUS_BUSY ? 2 * link->hello_us : HELLO_US;
+    link->hello_us = later_us < HELLO_US ? later_us : HELLO_US;
 }
 
 // ---- from the controller -----------------------------------------------------------------------
@@ -458,7 +461,7 @@ static enum status loop(struct link *link, struct error *err) {
 }
 
 enum status controller_link_run(const struct controller_link_options *options, struct error *err) {
-    struct link link = {.options = options, .epoch = options->epoch};
+    struct link link = {.options = options, .epoch = options->epoch, .hello_us = HELLO_FIRST_US};
     arena_init(&link.arena, 4 * (size_t)BOUND_PLAN_BYTES);
     buf_init(&link.out, BOUND_CONTROL_BYTES + MESSAGE_HEADER_BYTES);
     buf_init(&link.in, BOUND_PLAN_BYTES + MESSAGE_HEADER_BYTES);
