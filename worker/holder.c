@@ -73,9 +73,13 @@ void holder_unblock_signals(void) {
     sigprocmask(SIG_UNBLOCK, &watched, NULL);
 }
 
-static void become_child(char **argv, const struct holder_fds *fds) {
-    // Without the parent nobody holds the memory: the child goes with it.
+static void become_child(char **argv, const struct holder_fds *fds, pid_t parent) {
+    // Without the parent nobody holds the memory: the child goes with it, also where the parent
+    // went before it was asked for.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) {
+        _exit(EXIT_CODE_OS);
+    }
     // Signals stay blocked across the exec, until its handlers stand (holder_unblock_signals): one
     // that came in between would be forgotten.
     char word[64];
@@ -129,13 +133,14 @@ static int supervise(char **argv, const struct holder_fds *fds) {
     uint32_t short_lives = 0;    // one after the other
     for (;;) {
         uint64_t born_us = clock_monotonic_us();
+        pid_t self = getpid();
         pid_t child = fork();
         if (child < 0) {
             log_error("holder", "no child process: %s", strerror(errno));
             return EXIT_CODE_OS;
         }
         if (child == 0) {
-            become_child(argv, fds);
+            become_child(argv, fds, self);
         }
         log_info("holder", "child started pid=%d", (int)child);
         int status = wait_for(child, &stopping);
