@@ -105,9 +105,6 @@ void collective_init_loopback(struct collective *collective, uint32_t rank, uint
 
 static const struct collective_table *const TABLES[] = {
     &collective_shm,
-#ifdef TARE_NCCL
-    &collective_nccl,
-#endif
 };
 
 const struct collective_table *collective_find(const char *name) {
@@ -129,9 +126,9 @@ enum status collective_create(const struct collective_options *options, struct c
         return error_set(err, STATUS_INVALID, "rank %u in a group of %u: 0 to %u are possible",
                          options->rank, options->world, options->world - 1);
     }
-    const struct collective_table *table = collective_find(options->name);
+    const struct collective_table *table =
+        options->table != NULL ? options->table : collective_find(options->name);
     if (table == NULL) {
-        error_hint(err, "nccl is built in where nccl.h is found; see make info");
         return error_set(err, STATUS_NOT_FOUND, "no collectives named '%.40s' in this build",
                          options->name);
     }

@@ -30,7 +30,9 @@
 //              columns are zeros, nobody is waited for. A rank rehearses with it; and it notes
 //              messages, for their sizes.
 //   shm        processes of one host, through shared memory; the cpu device.
-//   nccl       devices of one host; built where nccl.h is found.
+//   nccl       devices of one host; compiled where nccl.h is found, and part of the CUDA plug-in,
+//   so
+//              that programs run without the library.
 //
 //   Owns       what its implementation needs; the buffers' memory is planned on the ledger.
 //   Thread     the step thread; collective_abort from any.
@@ -71,14 +73,16 @@ void collective_init_loopback(struct collective *collective, uint32_t rank, uint
 // On a device that is not the host, what an implementation needs of it.
 struct collective_device {
     void *stream;    // every message is ordered on it
-    void *arena;     // device memory of collective_buffer_bytes, one mapping
+    void *arena;     // device memory of collective_buffer_bytes, one mapping that is never remapped
+    size_t arena_bytes;
     // y[i] += x[i], on the stream.
     void (*add)(void *ctx, const float *x, float *y, size_t count);
     void *ctx;
 };
 
 struct collective_options {
-    const char *name;    // "shm", "nccl"
+    const char *name;                        // "shm"
+    const struct collective_table *table;    // of a plug-in; NULL: the one of that name
     uint32_t rank, world;
     const struct collective_device *device;    // kept; NULL: the host
 };
@@ -162,9 +166,9 @@ struct collective_table {
 };
 
 extern const struct collective_table collective_shm;
-extern const struct collective_table collective_nccl;    // where TARE_NCCL is set
+extern const struct collective_table collective_nccl;    // in the CUDA plug-in
 
-// NULL when no implementation of that name is built in.
+// NULL when no implementation of that name is built into this program.
 const struct collective_table *collective_find(const char *name);
 
 #endif

@@ -52,7 +52,7 @@ static bool is_locked(int fd, uint32_t rank, uint32_t count) {
     return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-static bool peer_is_gone(const struct shared_region *region) {
+bool shared_region_peer_gone(const struct shared_region *region) {
     for (uint32_t rank = 0; rank < region->world; rank++) {
         if (rank != region->rank && !is_locked(region->fd, rank, 1)) {
             return true;
@@ -127,7 +127,7 @@ bool shared_region_wait(struct shared_region *region, struct shared_word *word, 
             look_us = now_us + SHARED_REGION_LOOK_MS * 1000ull;
         } else if (now_us >= look_us) {
             look_us = now_us + SHARED_REGION_LOOK_MS * 1000ull;
-            if (peer_is_gone(region)) {
+            if (shared_region_peer_gone(region)) {
                 shared_region_abort(region);
                 return false;
             }

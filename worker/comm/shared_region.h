@@ -101,6 +101,8 @@ void shared_region_arrive(struct shared_region *region, struct shared_word *word
 // region is aborted for all.
 bool shared_region_wait(struct shared_region *region, struct shared_word *word, uint32_t goal);
 
+// A rank that met the others has its region open no more.
+bool shared_region_peer_gone(const struct shared_region *region);
 void shared_region_abort(struct shared_region *region);
 bool shared_region_aborted(const struct shared_region *region);
 
