@@ -5,6 +5,7 @@
 #include "common/status.h"
 #include "worker/kv/kv_stamp.h"
 #include <stdbool.h>
+#include <stdint.h>
 
 // The holding half of a worker: the parent process.
 //
@@ -32,7 +33,7 @@ struct holder_fds {
 // What a child leaves to the next one, besides memory.
 struct holder_notes {
     char magic[16];
-    uint64_t epoch;    // the largest one that it was welcomed into
+    _Atomic uint64_t epoch;    // the largest one that it was welcomed into
     struct kv_stamp kv;
 };
 // In the child: the notes, alive as long as the process; new ones where there is no file.

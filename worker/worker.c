@@ -41,8 +41,7 @@ struct worker {
     struct arena arena;
     uint8_t *frame;
     struct buf out;
-    struct answer answers[ANSWERS];    // of applied plans, by seq modulo ANSWERS
-    struct answer refusal;             // of the last refused plan
+    struct answer answers[ANSWERS];    // of applied and refused plans, by seq modulo ANSWERS
     uint64_t epoch;
     uint32_t rank, world;
     struct collective *collective;    // NULL in a group of one
@@ -140,7 +139,6 @@ static void forget_answers(struct worker *worker) {
     for (int i = 0; i < ANSWERS; i++) {
         worker->answers[i].seq = 0;
     }
-    worker->refusal.seq = 0;
 }
 
 static void begin_epoch(struct worker *worker, const struct link_welcome *welcome) {
@@ -180,44 +178,31 @@ static void resize_pool(struct worker *worker, uint32_t kv_blocks) {
 
 // ---- plans -------------------------------------------------------------------------------------
 
-static bool answers(const struct answer *answer, const struct message_header *header) {
-    return answer->seq != 0 && answer->seq == header->seq &&
-           answer->body_crc32c == header->body_crc32c;
-}
-
-// True for a plan that was here before: it is answered as it was then, unless nobody can be waiting
-// for that any more. The number of a refused plan may have been given to another one since: that
-// one has another checksum, and is none of these.
+// True for a plan that was here before: it is answered as it was then, unless it is so old that
+// nobody can be waiting for it. Other contents under an answered number are no plan of ours: the
+// executor says so.
 static bool answer_again(struct worker *worker, const struct message_header *header) {
-    uint64_t applied = executor_applied_seq(engine_executor(worker->engine));
     const struct answer *answer = &worker->answers[header->seq % ANSWERS];
-    if (answers(&worker->refusal, header)) {
-        // Once its number is applied, the controller has heard the refusal.
-        if (header->seq > applied) {
-            post(worker, LINK_FRAME_RESULT, &worker->refusal.bytes);
-        }
-        return true;
-    }
-    if (header->seq == 0 || header->seq > applied) {
+    if (header->seq == 0 || answer->seq < header->seq) {
         return false;
     }
-    if (answers(answer, header)) {
-        post(worker, LINK_FRAME_RESULT, &answer->bytes);
-        return true;
+    if (answer->seq == header->seq) {
+        bool same = answer->body_crc32c == header->body_crc32c;
+        if (same) {
+            post(worker, LINK_FRAME_RESULT, &answer->bytes);
+        }
+        return same;
     }
-    // Older than the ring: plans on their way are fewer by far.
-    return answer->seq > header->seq;
+    return true;    // plans on their way are fewer by far than the ring holds
 }
 
-// Where the answer to this plan is kept: of an applied plan, of a refused one, or until it is sent.
+// Where the answer to this plan is encoded: kept when the plan was applied or refused.
 static struct buf *keep_answer(struct worker *worker, const struct message_header *header,
                                enum result_status status) {
-    struct answer *answer = status == RESULT_STATUS_OK ? &worker->answers[header->seq % ANSWERS]
-                            : status == RESULT_STATUS_REFUSED ? &worker->refusal
-                                                              : NULL;
-    if (answer == NULL) {
+    if (header->seq == 0 || (status != RESULT_STATUS_OK && status != RESULT_STATUS_REFUSED)) {
         return &worker->out;
     }
+    struct answer *answer = &worker->answers[header->seq % ANSWERS];
     answer->seq = header->seq;
     answer->body_crc32c = header->body_crc32c;
     return &answer->bytes;
@@ -347,7 +332,6 @@ static enum status init(struct worker *worker, const struct worker_options *opti
     worker->options = options;
     arena_init(&worker->arena, 8 * (size_t)FRAME_BYTES);
     buf_init(&worker->out, FRAME_BYTES);
-    buf_init(&worker->refusal.bytes, FRAME_BYTES);
     for (int i = 0; i < ANSWERS; i++) {
         buf_init(&worker->answers[i].bytes, FRAME_BYTES);
     }
@@ -376,7 +360,6 @@ static void deinit(struct worker *worker) {
     for (int i = 0; i < ANSWERS; i++) {
         buf_deinit(&worker->answers[i].bytes);
     }
-    buf_deinit(&worker->refusal.bytes);
     buf_deinit(&worker->out);
     arena_deinit(&worker->arena);
 }

@@ -18,10 +18,9 @@
 // they do not come it says so with a RESULT of seq 0 and FAULT, which no plan has, and keeps
 // weights and KV for the next WELCOME.
 //
-// A plan that arrives twice is told by its number and the checksum of its body, which is in every
-// message's header: it is answered as before and never executed again. The number alone would not
-// do. A refused plan never happened, and its number is used again for other contents; so what came
-// first and what comes now under one number are the same plan only if their checksums are equal.
+// A plan that arrives twice is answered as it was the first time and never executed again, refused
+// ones included: a number is never used twice in an epoch, and the checksum of the body, which is
+// in every message's header, makes sure that the contents are those that were answered.
 //
 //   Owns       everything, for the life of the process.
 //   Thread     worker_run on the main thread.

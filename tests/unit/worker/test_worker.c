@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Goal: a plan that arrives twice is answered as before and not executed again; a refused plan that
-// arrives twice is not taken for the one that got its number; smaller epochs are over; a rank whose
+// Goal: a plan that arrives twice is answered as before and not executed again, also a refused one,
+// whatever has been applied since; smaller epochs are over; a rank whose
 // group does not form says so and stays. Method: a worker with a tiny model on threads of this
 // process, over real sockets, against a controller that is the test.
 #include "common/log.h"
@@ -177,8 +177,9 @@ static void join(uint64_t epoch, struct message_capacity *capacity) {
 // ---- plans -------------------------------------------------------------------------------------
 
 // A prompt of three tokens into a slot, which draws its first token.
-static void encode_prompt(struct buf *out, uint64_t epoch, uint64_t seq, uint32_t slot,
-                          uint32_t decode_rows, const int32_t tokens[3]) {
+static void encode_prompt(struct buf *out, uint64_t epoch, uint64_t seq, uint32_t undone,
+                          const int32_t tokens[3]) {
+    const uint32_t slot = 0;
     const uint32_t block = slot;
     const struct plan_admit admit = {
         .ref = {slot, 1},
@@ -192,7 +193,7 @@ static void encode_prompt(struct buf *out, uint64_t epoch, uint64_t seq, uint32_
         .ref = {slot, 1}, .token_count = 3, .tokens = tokens, .next_token = -1, .last = true};
     const struct plan plan = {.epoch = epoch,
                               .seq = seq,
-                              .decode_rows = decode_rows,
+                              .undone = undone,
                               .admit_count = 1,
                               .admits = &admit,
                               .prefill_count = 1,
@@ -234,7 +235,7 @@ START_TEST(a_plan_that_arrives_twice_is_answered_from_the_ring) {
     buf_init(&first, MESSAGE_BYTES);
     start();
     join(3, &capacity);
-    encode_prompt(&plan, 3, 1, 0, 0, PROMPT);
+    encode_prompt(&plan, 3, 1, 0, PROMPT);
     struct step_result result = ask(&plan);
     ck_assert_int_eq(result.status, RESULT_STATUS_OK);
     ck_assert_uint_eq(result.row_count, 1);
@@ -270,7 +271,7 @@ START_TEST(a_plan_that_arrives_twice_is_answered_from_the_ring) {
 }
 END_TEST
 
-START_TEST(a_refused_plan_that_comes_twice_is_not_the_one_that_got_its_number) {
+START_TEST(a_refused_plan_that_arrives_twice_is_refused_again) {
     struct message_capacity capacity;
     struct buf refused, plan, decode;
     buf_init(&refused, MESSAGE_BYTES);
@@ -278,22 +279,49 @@ START_TEST(a_refused_plan_that_comes_twice_is_not_the_one_that_got_its_number) {
     buf_init(&decode, MESSAGE_BYTES);
     start();
     join(3, &capacity);
-    encode_prompt(&refused, 3, 1, 0, 0, WRONG);
-    encode_prompt(&plan, 3, 1, 0, 0, PROMPT);
+    encode_prompt(&refused, 3, 1, 0, WRONG);
+    encode_prompt(&plan, 3, 2, 1, PROMPT);
+    encode_decode(&decode, 3, 3, 1);
     ck_assert_int_eq(ask(&refused).status, RESULT_STATUS_REFUSED);
-    ck_assert_int_eq(ask(&refused).status, RESULT_STATUS_REFUSED);    // it is still number 1
+    ck_assert_int_eq(ask(&refused).status, RESULT_STATUS_REFUSED);
     ck_assert_int_eq(ask(&plan).status, RESULT_STATUS_OK);
-    // The refusal was heard, or the number would not have been used again: no answer, and none of
-    // the other plan's. The next answer is to the plan behind it.
-    send_to(f->plan, &refused);
-    encode_decode(&decode, 3, 2, 1);
-    struct step_result result = ask(&decode);
-    ck_assert_uint_eq(result.seq, 2);
+    // It would not follow what was applied; it is still known.
+    struct step_result result = ask(&refused);
+    ck_assert_uint_eq(result.seq, 1);
+    ck_assert_int_eq(result.status, RESULT_STATUS_REFUSED);
+    result = ask(&decode);
     ck_assert_int_eq(result.status, RESULT_STATUS_OK);
     ck_assert_uint_eq(result.rows[0].position, 4);
-    // The plan that did get the number is known by it.
-    ck_assert_int_eq(ask(&plan).status, RESULT_STATUS_OK);
+    result = ask(&plan);
+    ck_assert_int_eq(result.status, RESULT_STATUS_OK);
+    ck_assert_uint_eq(result.rows[0].position, 3);
     buf_deinit(&refused);
+    buf_deinit(&plan);
+    buf_deinit(&decode);
+}
+END_TEST
+
+// Twenty plans, then the first one again: no answer, or the next one would be it.
+START_TEST(a_plan_older_than_the_ring_is_passed_over) {
+    struct message_capacity capacity;
+    struct buf plan, decode;
+    buf_init(&plan, MESSAGE_BYTES);
+    buf_init(&decode, MESSAGE_BYTES);
+    start();
+    join(3, &capacity);
+    encode_prompt(&plan, 3, 1, 0, PROMPT);
+    ck_assert_int_eq(ask(&plan).status, RESULT_STATUS_OK);
+    for (uint64_t seq = 2; seq <= 21; seq++) {
+        bool decodes = seq <= 9;    // the sequence is full then
+        buf_reset(&decode);
+        encode_decode(&decode, 3, seq, decodes ? 1 : 0);
+        if (seq == 21) {
+            send_to(f->plan, &plan);
+        }
+        struct step_result result = ask(&decode);
+        ck_assert_uint_eq(result.seq, seq);
+        ck_assert_int_eq(result.status, RESULT_STATUS_OK);
+    }
     buf_deinit(&plan);
     buf_deinit(&decode);
 }
@@ -308,7 +336,7 @@ START_TEST(a_new_epoch_forgets_answers_and_ends_older_plans) {
     start();
     join(3, &before);
     ck_assert_uint_eq(f->notes.epoch, 3);
-    encode_prompt(&old, 3, 1, 0, 0, PROMPT);
+    encode_prompt(&old, 3, 1, 0, PROMPT);
     struct step_result result = ask(&old);
     int32_t token = result.rows[0].token;
     struct message_header header;
@@ -318,7 +346,7 @@ START_TEST(a_new_epoch_forgets_answers_and_ends_older_plans) {
     ck_assert_uint_eq(f->notes.epoch, 4);
     send_to(f->plan, &old);    // no answer
     welcome(2, "00000000000000000000000000000000");
-    encode_prompt(&plan, 4, 1, 0, 0, OTHER);
+    encode_prompt(&plan, 4, 1, 0, OTHER);
     result = ask(&plan);
     ck_assert_uint_eq(result.epoch, 4);
     ck_assert_int_eq(result.status, RESULT_STATUS_OK);
@@ -331,7 +359,7 @@ START_TEST(a_new_epoch_forgets_answers_and_ends_older_plans) {
     after = message.capacity;
     ck_assert_uint_ne(before.kv_stamp, 0);
     ck_assert_uint_eq(after.kv_stamp, before.kv_stamp);    // KV is as it was left
-    encode_prompt(&plan, 5, 1, 0, 0, PROMPT);
+    encode_prompt(&plan, 5, 1, 0, PROMPT);
     ck_assert_int_eq(ask(&plan).rows[0].token, token);
     buf_deinit(&old);
     buf_deinit(&plan);
@@ -362,7 +390,8 @@ Suite *suite_worker(void) {
     tcase_add_checked_fixture(tc, set_up, tear_down);
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, a_plan_that_arrives_twice_is_answered_from_the_ring);
-    tcase_add_test(tc, a_refused_plan_that_comes_twice_is_not_the_one_that_got_its_number);
+    tcase_add_test(tc, a_refused_plan_that_arrives_twice_is_refused_again);
+    tcase_add_test(tc, a_plan_older_than_the_ring_is_passed_over);
     tcase_add_test(tc, a_new_epoch_forgets_answers_and_ends_older_plans);
     tcase_add_test(tc, a_hello_says_what_the_ranks_have_in_common);
     suite_add_tcase(suite, tc);
