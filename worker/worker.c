@@ -100,12 +100,14 @@ static void report_capacity(struct worker *worker, const char *kv_note) {
 
 // ---- epochs ------------------------------------------------------------------------------------
 
-// No plan has number 0: the controller begins another epoch.
-static void report_fault(struct worker *worker, const struct error *why) {
+// This rank cannot go on in its epoch: the controller begins another one. Number 0, which no plan
+// has, where no plan is to be answered.
+static void report_fault(struct worker *worker, uint64_t seq, const char *why) {
     struct step_result result = {.group = worker->options->group,
                                  .epoch = worker->epoch,
+                                 .seq = seq,
                                  .status = RESULT_STATUS_FAULT,
-                                 .message = why->message};
+                                 .message = why};
     struct error err = {0};
     arena_reset(&worker->arena);
     buf_reset(&worker->out);
@@ -158,7 +160,7 @@ static void begin_epoch(struct worker *worker, const struct link_welcome *welcom
                  err.message);    // the next WELCOME follows
     } else if (status != STATUS_OK) {
         log_failure("worker", &err);
-        report_fault(worker, &err);
+        report_fault(worker, 0, err.message);
     } else {
         report_capacity(worker, "");
     }
@@ -220,7 +222,7 @@ static enum status run_plan(struct worker *worker, size_t bytes, struct error *e
                          (unsigned long long)header.epoch, (unsigned long long)worker->epoch);
     }
     if (!launch_gate_pass(&worker->gate, header.epoch)) {
-        log_debug("worker", "a plan was not launched: its epoch is over");
+        report_fault(worker, header.seq, "not launched: the epoch is over");
         return STATUS_OK;
     }
     if (answer_again(worker, &header)) {

@@ -398,7 +398,9 @@ static enum status mind_silence(struct link *link, uint64_t now_us, struct error
         launch_gate_set(link->options->gate, true);
     }
     if (silent_us > scaled(link, LINK_ORPHAN_KEEP_US) && !link->released) {
-        // Tried again with the next turn where the queue is full.
+        // No plan may count on what it held. Tried again with the next turn where the queue is
+        // full.
+        end_epochs(link, link->epoch);
         link->released =
             frame_queue_put(link->options->to_step, LINK_FRAME_RELEASE_KV, "", 0) == STATUS_OK;
     }

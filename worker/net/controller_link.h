@@ -24,7 +24,8 @@
 //   orphan   the step that runs is finished and no other launched (launch_gate); weights and KV
 //            stay. It says HELLO to whatever controller comes back at the address, in this process
 //            or another: a word in the same epoch lets it go on, a WELCOME into a larger one begins
-//            anew. After LINK_ORPHAN_KEEP_US the KV memory is given back.
+//            anew. After LINK_ORPHAN_KEEP_US the KV memory is given back, and the epoch is over
+//            with it.
 //
 // Silence is counted only while this loop is on time: what a process that stood still did not hear
 // says nothing about the controller. ABORT, and every WELCOME, end the waits of older epochs at

@@ -366,6 +366,34 @@ START_TEST(a_new_epoch_forgets_answers_and_ends_older_plans) {
 }
 END_TEST
 
+START_TEST(a_plan_of_an_aborted_epoch_is_not_launched) {
+    struct message_capacity capacity;
+    struct buf plan;
+    buf_init(&plan, MESSAGE_BYTES);
+    start();
+    join(3, &capacity);
+    struct control_message abort = {.kind = MESSAGE_KIND_ABORT,
+                                    .abort = {.epoch = 3, .reason = "a rank was lost"}};
+    send_control(&abort);
+    // The channels are two: plans are tried until one comes behind the abort.
+    encode_prompt(&plan, 3, 1, 0, PROMPT);
+    struct step_result result = ask(&plan);
+    for (uint64_t seq = 2; result.status == RESULT_STATUS_OK; seq++) {
+        buf_reset(&plan);
+        encode_decode(&plan, 3, seq, seq <= 9 ? 1 : 0);
+        result = ask(&plan);
+    }
+    ck_assert_int_eq(result.status, RESULT_STATUS_FAULT);
+    struct message_header header;
+    welcome(4, "00000000000000000000000000000000");
+    await_kind(f->plan, MESSAGE_KIND_CAPACITY, &header);
+    buf_reset(&plan);
+    encode_prompt(&plan, 4, 1, 0, PROMPT);
+    ck_assert_int_eq(ask(&plan).status, RESULT_STATUS_OK);
+    buf_deinit(&plan);
+}
+END_TEST
+
 START_TEST(a_hello_says_what_the_ranks_have_in_common) {
     f->options.group = 5;
     start();
@@ -393,6 +421,7 @@ Suite *suite_worker(void) {
     tcase_add_test(tc, a_refused_plan_that_arrives_twice_is_refused_again);
     tcase_add_test(tc, a_plan_older_than_the_ring_is_passed_over);
     tcase_add_test(tc, a_new_epoch_forgets_answers_and_ends_older_plans);
+    tcase_add_test(tc, a_plan_of_an_aborted_epoch_is_not_launched);
     tcase_add_test(tc, a_hello_says_what_the_ranks_have_in_common);
     suite_add_tcase(suite, tc);
     return suite;
