@@ -37,6 +37,11 @@ endif
 CHECK_CFLAGS := $(shell pkg-config --cflags check 2>/dev/null | sed 's/-I/-isystem /g')
 CHECK_LIBS := $(shell pkg-config --libs check 2>/dev/null)
 
+# Collectives of CUDA devices are compiled where the headers are (NCCL=0: not). They belong to the
+# CUDA plug-in: no program links the library.
+NCCL_DIR ?= $(patsubst %/nccl.h,%,$(firstword $(wildcard /usr/local/cuda/include/nccl.h /usr/local/cuda-*/include/nccl.h /usr/include/nccl.h)))
+NCCL ?= $(if $(and $(NCCL_DIR),$(wildcard $(NCCL_DIR)/cuda_runtime_api.h)),1,0)
+
 # ---- flags --------------------------------------------------------------------------------------
 WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wdouble-promotion -Wstrict-prototypes \
     -Wmissing-prototypes -Wold-style-definition -Wvla -Wundef -Wpointer-arith -Wwrite-strings \
@@ -69,6 +74,9 @@ endif
 # Instruction sets are chosen at run time; only files named after one may use it.
 # Kernels are optimised hard where speed matters; under the sanitizers that would take minutes.
 KERNEL_O := $(if $(filter release,$(BUILD)),-O3,-O1)
+# Adding parts of ranks: plain loops over memory, which only want wide loads.
+%/ordered_sum.o: ISA := $(KERNEL_O)
+%/collective_nccl.o: ISA := -isystem $(NCCL_DIR)
 %_sse42.o: ISA := -msse4.2
 %_avx2.o: ISA := -mavx2 -mfma -mf16c $(KERNEL_O)
 %_avx512.o: ISA := -mavx512f -mavx512bw -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c $(KERNEL_O)
@@ -81,7 +89,7 @@ PROTO_C := $(wildcard proto/*.c)
 KERNELS_C := $(wildcard kernels/*.c kernels/cpu/*.c kernels/sim/*.c)
 CONTROLLER_C := $(filter-out controller/main.c,$(wildcard controller/*.c controller/core/*.c \
     controller/text/*.c controller/http/*.c controller/net/*.c))
-WORKER_C := $(filter-out worker/main.c,$(wildcard worker/*.c worker/*/*.c))
+WORKER_C := $(filter-out worker/main.c worker/comm/collective_nccl.c,$(wildcard worker/*.c worker/*/*.c))
 CLI_C := $(filter-out controller/cli/main.c,$(wildcard controller/cli/*.c))
 SUPPORT_C := $(wildcard tests/support/*.c)
 UNIT_C := $(shell find tests/unit -name '*.c' 2>/dev/null) $(SUPPORT_C)
@@ -107,13 +115,13 @@ ALL_O := $(BASE_O) $(CONTROLLER_O) $(WORKER_O) $(CLI_O)
 PROGRAMS := tare tare-controller tare-worker
 BINS := $(PROGRAMS:%=$(OUT)/bin/%)
 
-.PHONY: soak sim unit-worker unit-kernels unit-controller all programs test check tidy bench bench-cpu bench-http bench-core bench-core-peer fuzz serve model deps deps-test test-run unit asan tsan \
+.PHONY: soak sim unit-worker unit-kernels unit-controller all programs test check tidy bench bench-cpu bench-http bench-core bench-comm bench-core-peer fuzz serve model deps deps-test test-run unit asan tsan \
     integration e2e chaos format lint info help clean
 .DELETE_ON_ERROR:
 .SECONDARY:
 
 all: programs    ## build the three programs into bin/
-programs: $(BINS)
+programs: $(BINS) $(if $(filter 1,$(NCCL)),$(OUT)/worker/comm/collective_nccl.o)
 ifeq ($(OUT),build/gcc-release)
 	@mkdir -p bin && for p in $(PROGRAMS); do cmp -s $(OUT)/bin/$$p bin/$$p || install -m 755 $(OUT)/bin/$$p bin/$$p; done
 endif
@@ -232,7 +240,7 @@ e2e: all    ## real clients against real processes
 	@sh tests/e2e/run.sh
 tidy:    ## layers, doors, purity, bans, formatting
 	@sh tests/tidy/tidy.sh
-bench: bench-cpu bench-http bench-core    ## all benchmarks
+bench: bench-cpu bench-http bench-core bench-comm    ## all benchmarks
 bench-cpu: all    ## tokens per second against llama.cpp in the same run; start, memory, idle time
 	@sh tests/bench/bench_cpu.sh
 	@sh tests/bench/bench_machine.sh
@@ -240,6 +248,8 @@ bench-http: all    ## requests and streamed tokens per second with a simulated w
 	@sh tests/bench/bench_http.sh
 bench-core: $(OUT)/tests/bench/bench_core    ## the controller's turn: microseconds and instructions at 256, 1,024 and 8,192 sequences
 	@sh tests/bench/bench_core.sh $(OUT)
+bench-comm: $(OUT)/tests/bench/bench_comm    ## sums over 2 and 8 ranks in shared memory, beside copying as many bytes
+	@$(OUT)/tests/bench/bench_comm
 bench-core-peer: all    ## a turn of the controller against one of vLLM's scheduler (PyPI, 6 GB), in the same run
 	@sh tests/bench/bench_core_peer.sh
 fuzz:    ## every fuzz target for FUZZ_S seconds (600)
@@ -264,6 +274,7 @@ bench-fanout: $(OUT)/tests/bench/bench_fanout    ## a plan to the 8 ranks of a g
 info:    ## what was detected, and what it means
 	@echo "version $(VERSION) ($(COMMIT))  compiler $(CC)  variant $(BUILD)  output $(OUT)"
 	@for p in $(PKGS); do printf '%-16s %s\n' $$p "$$(pkg-config --modversion $$p 2>/dev/null || echo 'missing: run make deps')"; done
+	@printf '%-16s %s\n' nccl.h '$(if $(filter 1,$(NCCL)),$(NCCL_DIR),not found: no collectives of CUDA devices)'
 	@printf '%-16s %s\n' nvcc "$$(command -v nvcc || echo 'not found: no CUDA plug-in')"
 help:    ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*##[ ]*/\1|/' | awk -F'|' '{printf "  %-15s %s\n", $$1, $$2}'

@@ -52,6 +52,9 @@ struct engine {
     char digest[32];
     bool attached;    // weights were there
     bool proven;      // by a sealed start of the same sizes
+    struct kv_stamp own_stamp;
+    struct kv_stamp *stamp;     // of the options, or the own one
+    uint64_t released_bytes;    // of a pool that was given back; 0: it is there
     struct weights_head *head;
     struct engine_phase phases[ENGINE_PHASES_MAX];
     uint32_t phase_count;
@@ -312,6 +315,9 @@ static enum status map_workspace(struct engine *engine, struct error *err) {
 static enum status reserve_kv(struct engine *engine, struct error *err) {
     struct memory_plan *plan = &engine->plan;
     uint64_t most = engine->ledger.device_bytes;
+    if (!engine->proven || !engine->attached) {
+        kv_stamp_spoil(engine->stamp);    // rehearsals write there, or it is nobody's yet
+    }
     TRY(kv_pool_init(&engine->pool, engine->table, engine->device, &plan->chunk,
                      most > plan->kv_bytes ? most : plan->kv_bytes, engine->options.kv_fd, err));
     if (engine->proven) {
@@ -468,6 +474,7 @@ static enum status keep_margin(struct engine *engine, uint64_t times, bool *chan
                          (double)kv_pool_bytes(pool) / MIB, (double)give / MIB);
     }
     uint64_t before = kv_pool_bytes(pool);
+    kv_stamp_spoil(engine->stamp);
     kv_pool_give(pool, give * times);
     log_warn("engine", "KV pool made smaller after the second rehearsal from_mib=%.1f to_mib=%.1f",
              (double)before / MIB, (double)kv_pool_bytes(pool) / MIB);
@@ -511,6 +518,7 @@ static void write_capacity(struct engine *engine, struct ledger_line *lines,
         .budget_bytes = engine->ledger.budget_bytes,
         .foreign_bytes = engine->ledger.foreign_bytes,
         .tiles = plan->tiles,
+        .kv_stamp = engine->stamp->value,
         .line_count = LEDGER_COUNT,
         .lines = lines,
     };
@@ -550,7 +558,9 @@ static enum status refuse_plans(const struct engine *engine, struct error *err) 
 
 static enum status start(struct engine *engine, struct error *err) {
     engine->phase_start_us = clock_monotonic_us();
-    TRY(weights_open(engine->options.model_path, &engine->weights, err));
+    if (engine->weights == NULL) {
+        TRY(weights_open(engine->options.model_path, &engine->weights, err));
+    }
     TRY(refuse_plans(engine, err));
     TRY(plan_memory(engine, err));
     TRY(end_phase(engine, "device", LEDGER_LIBRARIES, err));
@@ -581,6 +591,7 @@ static enum status start(struct engine *engine, struct error *err) {
     TRY(end_phase(engine, "second rehearsal", LEDGER_UNACCOUNTED, err));
     look_at_others(engine);
     write_seal(engine);
+    kv_stamp_settle(engine->stamp, kv_pool_bytes(&engine->pool), engine->head->seal.digest);
     write_capacity(engine, engine->lines, &engine->capacity);
     TRY(capacity_validate(&engine->capacity, err));
     log_start(engine);
@@ -655,6 +666,7 @@ enum status engine_plan(const struct engine_options *options, struct weights *we
         return error_set(err, STATUS_EXHAUSTED, "no memory for an engine");
     }
     engine->options = *options;
+    engine->stamp = &engine->own_stamp;
     apply_role(&engine->options);
     engine->weights = weights;
     enum status status = plan_memory(engine, err);
@@ -686,9 +698,12 @@ enum status engine_create(const struct engine_options *options, struct engine **
                           struct error *err) {
     struct engine *engine = memory_zalloc(sizeof *engine);
     if (engine == NULL) {
+        weights_close(options->weights);
         return error_set(err, STATUS_EXHAUSTED, "no memory for an engine");
     }
     engine->options = *options;
+    engine->weights = options->weights;
+    engine->stamp = options->kv_stamp != NULL ? options->kv_stamp : &engine->own_stamp;
     enum status status = start(engine, err);
     if (status != STATUS_OK) {
         if (engine->device != NULL && (status == STATUS_EXHAUSTED || engine->phase_count > 1)) {
@@ -746,6 +761,17 @@ static enum status grow_pool(struct engine *engine, uint64_t bytes, struct error
     return kv_pool_grow(pool, LEDGER_KV, bytes, err);
 }
 
+// The pool is as large as it is: plans are checked against it, and the next report says it.
+static void follow_pool(struct engine *engine) {
+    struct memory_plan *plan = &engine->plan;
+    uint64_t blocks = kv_pool_bytes(&engine->pool) / plan->kv.block_stride_bytes;
+    plan->kv_bytes = kv_pool_bytes(&engine->pool);
+    plan->limits.kv_blocks = (uint32_t)(blocks < BOUND_BLOCKS ? blocks : BOUND_BLOCKS);
+    executor_set_pool(engine->executor, plan->limits.kv_blocks, plan->limits.envelope.seq_tokens);
+    look_at_others(engine);
+    write_capacity(engine, engine->lines, &engine->capacity);
+}
+
 enum status engine_resize_kv(struct engine *engine, uint32_t kv_blocks, uint32_t *after,
                              struct error *err) {
     struct memory_plan *plan = &engine->plan;
@@ -759,14 +785,34 @@ enum status engine_resize_kv(struct engine *engine, uint32_t kv_blocks, uint32_t
     } else {
         kv_pool_shrink(pool, target);
     }
-    uint64_t blocks = kv_pool_bytes(pool) / plan->kv.block_stride_bytes;
-    plan->kv_bytes = kv_pool_bytes(pool);
-    plan->limits.kv_blocks = (uint32_t)(blocks < BOUND_BLOCKS ? blocks : BOUND_BLOCKS);
-    executor_set_pool(engine->executor, plan->limits.kv_blocks, plan->limits.envelope.seq_tokens);
-    look_at_others(engine);
-    write_capacity(engine, engine->lines, &engine->capacity);
+    kv_stamp_resize(engine->stamp, kv_pool_bytes(pool));
+    follow_pool(engine);
     *after = plan->limits.kv_blocks;
     return status;
+}
+
+void engine_release_kv(struct engine *engine) {
+    if (engine->released_bytes > 0) {
+        return;
+    }
+    engine->released_bytes = kv_pool_bytes(&engine->pool);
+    kv_stamp_spoil(engine->stamp);
+    kv_pool_shrink(&engine->pool, 0);
+}
+
+enum status engine_reclaim_kv(struct engine *engine, struct error *err) {
+    struct kv_pool *pool = &engine->pool;
+    uint64_t missing = engine->released_bytes - kv_pool_bytes(pool);
+    if (engine->released_bytes == 0) {
+        return STATUS_OK;
+    }
+    if (missing > 0) {
+        TRY(kv_pool_grow(pool, LEDGER_KV, missing, err));
+    }
+    engine->released_bytes = 0;
+    kv_stamp_settle(engine->stamp, kv_pool_bytes(pool), engine->head->seal.digest);
+    follow_pool(engine);
+    return STATUS_OK;
 }
 
 // ---- queries -----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 
 #include "proto/messages.h"
 #include "worker/device/memory_ledger.h"
+#include "worker/kv/kv_stamp.h"
 #include "worker/step/executor.h"
 #include "worker/step/simulate.h"
 #include "worker/weights/weights.h"
@@ -33,6 +34,7 @@ enum engine_role {
 
 struct engine_options {
     const char *model_path;
+    struct weights *weights;        // the same, opened already and taken over; NULL: not yet
     const char *device;             // "cpu"
     const char *isa;                // "auto", ...
     uint32_t threads;               // 0: one per core
@@ -54,6 +56,7 @@ struct engine_options {
     const char *seal_dir;           // where seals are kept, NULL: nowhere
     int weights_fd;                 // memory file that survives this process, or -1
     int kv_fd;
+    struct kv_stamp *kv_stamp;    // lies with kv_fd and is kept; NULL where nothing survives
     void (*progress)(void *ctx, const struct message_progress *progress);
     void *progress_ctx;
 };
@@ -102,6 +105,11 @@ enum { ENGINE_PHASES_MAX = 16 };
 // the missing bytes, and `after` says what there is.
 enum status engine_resize_kv(struct engine *engine, uint32_t kv_blocks, uint32_t *after,
                              struct error *err) MUST_USE;
+
+// Between steps: gives the pool's memory back, with what it holds; and takes as much again.
+// EXHAUSTED when others have it by now.
+void engine_release_kv(struct engine *engine);
+enum status engine_reclaim_kv(struct engine *engine, struct error *err) MUST_USE;
 
 struct executor *engine_executor(struct engine *engine);
 const struct memory_ledger *engine_ledger(const struct engine *engine);

@@ -6,6 +6,7 @@
 #include "common/invariant.h"
 #include "common/log.h"
 #include "common/memory.h"
+#include "worker/comm/shared_region.h"
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -25,7 +26,8 @@ bool holder_is_child(int *argc, char **argv, struct holder_fds *fds) {
     if (*argc < 2 || strncmp(argv[1], CHILD_WORD, sizeof CHILD_WORD - 1) != 0) {
         return false;
     }
-    if (sscanf(argv[1] + sizeof CHILD_WORD - 1, "%d,%d", &fds->weights, &fds->kv) != 2) {
+    if (sscanf(argv[1] + sizeof CHILD_WORD - 1, "%d,%d,%d", &fds->weights, &fds->kv, &fds->notes) !=
+        3) {
         return false;
     }
     // Executed through /proc/self/exe: without this the process list would say "exe".
@@ -35,6 +37,26 @@ bool holder_is_child(int *argc, char **argv, struct holder_fds *fds) {
     }
     --*argc;
     return true;
+}
+
+static const char NOTES_MAGIC[16] = "tare notes 1";
+
+enum status holder_notes_open(int fd, struct holder_notes **out, struct error *err) {
+    int flags = fd >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+    if (fd >= 0 && ftruncate(fd, sizeof(struct holder_notes)) != 0) {
+        return error_set_os(err, STATUS_IO, "the holder's notes");
+    }
+    void *memory = mmap(NULL, sizeof(struct holder_notes), PROT_READ | PROT_WRITE, flags, fd, 0);
+    if (memory == MAP_FAILED) {
+        return error_set_os(err, STATUS_EXHAUSTED, "the holder's notes");
+    }
+    struct holder_notes *notes = memory;
+    if (memcmp(notes->magic, NOTES_MAGIC, sizeof notes->magic) != 0) {
+        memset(notes, 0, sizeof *notes);
+        memcpy(notes->magic, NOTES_MAGIC, sizeof notes->magic);
+    }
+    *out = notes;
+    return STATUS_OK;
 }
 
 // Signals that the parent waits for; they are blocked, so that none is missed between two looks.
@@ -51,13 +73,17 @@ void holder_unblock_signals(void) {
     sigprocmask(SIG_UNBLOCK, &watched, NULL);
 }
 
-static void become_child(char **argv, const struct holder_fds *fds) {
-    // Without the parent nobody holds the memory: the child goes with it.
+static void become_child(char **argv, const struct holder_fds *fds, pid_t parent) {
+    // Without the parent nobody holds the memory: the child goes with it, also where the parent
+    // went before it was asked for.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) {
+        _exit(EXIT_CODE_OS);
+    }
     // Signals stay blocked across the exec, until its handlers stand (holder_unblock_signals): one
     // that came in between would be forgotten.
     char word[64];
-    snprintf(word, sizeof word, "%s%d,%d", CHILD_WORD, fds->weights, fds->kv);
+    snprintf(word, sizeof word, "%s%d,%d,%d", CHILD_WORD, fds->weights, fds->kv, fds->notes);
     char *words[WORDS_MAX];
     size_t count = 0;
     words[count++] = argv[0];
@@ -107,13 +133,14 @@ static int supervise(char **argv, const struct holder_fds *fds) {
     uint32_t short_lives = 0;    // one after the other
     for (;;) {
         uint64_t born_us = clock_monotonic_us();
+        pid_t self = getpid();
         pid_t child = fork();
         if (child < 0) {
             log_error("holder", "no child process: %s", strerror(errno));
             return EXIT_CODE_OS;
         }
         if (child == 0) {
-            become_child(argv, fds);
+            become_child(argv, fds, self);
         }
         log_info("holder", "child started pid=%d", (int)child);
         int status = wait_for(child, &stopping);
@@ -136,19 +163,22 @@ int holder_run(char **argv) {
     sigset_t watched;
     watched_signals(&watched);
     sigprocmask(SIG_BLOCK, &watched, NULL);
-    struct holder_fds fds = {memfd_create("tare-weights", 0), memfd_create("tare-kv", 0)};
+    struct holder_fds fds = {memfd_create("tare-weights", 0), memfd_create("tare-kv", 0),
+                             memfd_create("tare-notes", 0)};
     int code;
-    if (fds.weights < 0 || fds.kv < 0) {
+    if (fds.weights < 0 || fds.kv < 0 || fds.notes < 0) {
         log_error("holder", "no memory files: %s", strerror(errno));
         code = EXIT_CODE_OS;
     } else {
         code = supervise(argv, &fds);
     }
-    if (fds.weights >= 0) {
-        close(fds.weights);
+    const int all[] = {fds.weights, fds.kv, fds.notes};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        if (all[i] >= 0) {
+            close(all[i]);
+        }
     }
-    if (fds.kv >= 0) {
-        close(fds.kv);
-    }
+    // A child that was killed while its group met has left the group's memory under its name.
+    shared_region_sweep();
     return code;
 }

@@ -2,13 +2,17 @@
 #ifndef WORKER_HOLDER_H
 #define WORKER_HOLDER_H
 
+#include "common/status.h"
+#include "worker/kv/kv_stamp.h"
 #include <stdbool.h>
+#include <stdint.h>
 
 // The holding half of a worker: the parent process.
 //
-// The idea: the parent owns two memory files (repacked weights, KV pool) and does nothing that can
-// fail. When the child that computes dies, the parent starts another one, which finds its weights
-// where they were and attaches instead of loading. Nobody else has to supervise ranks.
+// The idea: the parent owns memory files (repacked weights, KV pool, a page of notes) and does
+// nothing that can fail. When the child that computes dies, the parent starts another one, which
+// finds its weights where they were and attaches instead of loading. Nobody else has to supervise
+// ranks.
 //
 //   Owns       the memory files and the child process.
 //   Thread     the main thread, before any other exists.
@@ -23,7 +27,17 @@ enum { HOLDER_SHORT_LIVES_MAX = 5 };
 struct holder_fds {
     int weights;
     int kv;
+    int notes;
 };
+
+// What a child leaves to the next one, besides memory.
+struct holder_notes {
+    char magic[16];
+    _Atomic uint64_t epoch;    // the largest one that it was welcomed into
+    struct kv_stamp kv;
+};
+// In the child: the notes, alive as long as the process; new ones where there is no file.
+enum status holder_notes_open(int fd, struct holder_notes **out, struct error *err) MUST_USE;
 
 // True when argv[1] names inherited descriptors: this process is the child. The word is removed.
 bool holder_is_child(int *argc, char **argv, struct holder_fds *fds);

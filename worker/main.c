@@ -112,11 +112,17 @@ static int run_child(const struct config *config, const struct holder_fds *fds) 
         .controller_key_file = config_string(config, OPTION_CURVE_SERVER_KEY_FILE),
         .worker_id = worker_id(config, id),
         .model_name = config_string(config, OPTION_MODEL),
+        .group = (uint32_t)config_int(config, OPTION_GROUP),
+        .timer_scale = config_real(config, OPTION_TIMER_SCALE),
         .stop = &stop_requested,
     };
     char room[SEAL_DIR_BYTES];
     options.engine.seal_dir = seal_dir(config, room);
     struct error err = {0};
+    if (holder_notes_open(fds->notes, &options.notes, &err) != STATUS_OK) {
+        log_failure("worker", &err);
+        return (int)exit_code_for(err.status);
+    }
     if (choose_step_tokens(config, &options.engine, &err) != STATUS_OK) {
         // The start says the same in its own words, to the controller too.
         options.engine.step_tokens = options.engine.seqs;
@@ -139,7 +145,7 @@ static void print_failure(const struct error *err) {
 
 // --check and --plan: the model and the memory it would take, nothing loaded.
 static int run_plan(const struct config *config) {
-    struct holder_fds none = {-1, -1};
+    struct holder_fds none = {-1, -1, -1};
     struct engine_options options = engine_options(config, &none);
     char name[SIM_NAME_BYTES], room[SEAL_DIR_BYTES];
     const struct sim_spec *spec = sim_spec_find(options.device);
@@ -216,7 +222,7 @@ static enum status check(const struct config *config, struct error *err) {
 }
 
 int main(int argc, char **argv) {
-    struct holder_fds fds = {-1, -1};
+    struct holder_fds fds = {-1, -1, -1};
     bool child = holder_is_child(&argc, argv, &fds);
     struct config_input input = {OPTION_PROGRAM_WORKER, "tare-worker", argc, argv, environ};
     struct config *config = NULL;

@@ -4,10 +4,12 @@
 #include "common/arena.h"
 #include "common/buf.h"
 #include "common/exit_code.h"
+#include "common/hash.h"
 #include "common/invariant.h"
 #include "common/log.h"
 #include "common/memory.h"
 #include "proto/codec.h"
+#include "worker/comm/collective.h"
 #include "worker/net/controller_link.h"
 #include <poll.h>
 #include <pthread.h>
@@ -18,7 +20,16 @@ enum {
     FRAMES = 8,
     ROOM_MS = 1,    // between looks at a full queue
     FRAME_BYTES = BOUND_PLAN_BYTES + MESSAGE_HEADER_BYTES,
-    RESULT_RING = 4,    // last results, for plans that arrive twice
+    ANSWERS = 16,    // last ones, for plans that arrive twice
+    DIGEST_BYTES = 32,
+    ATTACH_US = 600 * 1000 * 1000,    // other ranks may still load; an ABORT ends it at once
+};
+
+// The answer to a plan, encoded.
+struct answer {
+    uint64_t seq;    // 0: none
+    uint32_t body_crc32c;
+    struct buf bytes;
 };
 
 struct worker {
@@ -30,9 +41,13 @@ struct worker {
     struct arena arena;
     uint8_t *frame;
     struct buf out;
-    struct buf results[RESULT_RING];    // encoded, by seq modulo RESULT_RING
-    uint64_t result_seq[RESULT_RING];
+    struct answer answers[ANSWERS];    // of applied and refused plans, by seq modulo ANSWERS
     uint64_t epoch;
+    uint32_t rank, world;
+    struct collective *collective;    // NULL in a group of one
+    struct launch_gate gate;
+    struct weights *weights;    // until the engine takes them
+    char model_digest[DIGEST_BYTES], config_digest[DIGEST_BYTES];
     enum status start_status;
     struct error start_error;
 };
@@ -69,21 +84,87 @@ static void report_progress(void *ctx, const struct message_progress *progress) 
     post_control(worker, LINK_FRAME_PROGRESS, &message);
 }
 
+static struct message_address address_of(const struct worker *worker) {
+    return (struct message_address){.group = worker->options->group, .epoch = worker->epoch};
+}
+
 static void report_capacity(struct worker *worker, const char *kv_note) {
     struct control_message message = {
         .kind = MESSAGE_KIND_CAPACITY,
-        .address = {.epoch = worker->epoch},
+        .address = address_of(worker),
         .capacity = *engine_capacity(worker->engine),
     };
     message.capacity.kv_note = kv_note;
     post_control(worker, LINK_FRAME_CAPACITY, &message);
 }
 
-static void begin_epoch(struct worker *worker, uint64_t epoch) {
-    worker->epoch = epoch;
-    executor_reset(engine_executor(worker->engine), epoch);
-    memset(worker->result_seq, 0, sizeof worker->result_seq);
-    report_capacity(worker, "");
+// ---- epochs ------------------------------------------------------------------------------------
+
+// This rank cannot go on in its epoch: the controller begins another one. Number 0, which no plan
+// has, where no plan is to be answered.
+static void report_fault(struct worker *worker, uint64_t seq, const char *why) {
+    struct step_result result = {.group = worker->options->group,
+                                 .epoch = worker->epoch,
+                                 .seq = seq,
+                                 .status = RESULT_STATUS_FAULT,
+                                 .message = why};
+    struct error err = {0};
+    arena_reset(&worker->arena);
+    buf_reset(&worker->out);
+    if (codec_result_encode(&result, &worker->arena, &worker->out, &err) != STATUS_OK) {
+        log_failure("worker", &err);
+        return;
+    }
+    post(worker, LINK_FRAME_RESULT, &worker->out);
+}
+
+// Waits for the other ranks, in a group that has some.
+static enum status join_group(struct worker *worker, const struct link_welcome *welcome,
+                              struct error *err) {
+    if (worker->collective == NULL) {
+        return STATUS_OK;
+    }
+    double scale = worker->options->timer_scale;
+    struct collective_epoch epoch = {
+        .epoch = welcome->epoch,
+        .comm_id = welcome->comm_id,
+        .buffer_bytes = engine_ledger(worker->engine)->bytes[LEDGER_COMM_ARENA],
+        .patience_us = (uint64_t)(ATTACH_US * (scale > 1 ? scale : 1)),
+    };
+    TRY(collective_attach(worker->collective, &epoch, err));
+    executor_set_collective(engine_executor(worker->engine), worker->collective);
+    log_info("worker", "group formed epoch=%llu rank=%u world=%u",
+             (unsigned long long)welcome->epoch, worker->rank, worker->world);
+    return STATUS_OK;
+}
+
+static void forget_answers(struct worker *worker) {
+    for (int i = 0; i < ANSWERS; i++) {
+        worker->answers[i].seq = 0;
+    }
+}
+
+static void begin_epoch(struct worker *worker, const struct link_welcome *welcome) {
+    worker->epoch = welcome->epoch;
+    worker->options->notes->epoch = welcome->epoch;
+    worker->progress.applied_seq = 0;
+    worker->progress.completed_seq = 0;
+    executor_reset(engine_executor(worker->engine), welcome->epoch);
+    forget_answers(worker);
+    struct error err = {0};
+    enum status status = engine_reclaim_kv(worker->engine, &err);
+    if (status == STATUS_OK) {
+        status = join_group(worker, welcome, &err);
+    }
+    if (status == STATUS_CANCELLED) {
+        log_info("worker", "the group did not form: %s",
+                 err.message);    // the next WELCOME follows
+    } else if (status != STATUS_OK) {
+        log_failure("worker", &err);
+        report_fault(worker, 0, err.message);
+    } else {
+        report_capacity(worker, "");
+    }
 }
 
 // After the step that the plan asked for: no step runs, and no slot holds a block above a lower
@@ -98,16 +179,36 @@ static void resize_pool(struct worker *worker, uint32_t kv_blocks) {
     report_capacity(worker, err.message);
 }
 
-// A plan that was already carried out is answered again from the ring.
+// ---- plans -------------------------------------------------------------------------------------
+
+// True for a plan that was here before: it is answered as it was then, unless it is so old that
+// nobody can be waiting for it. Other contents under an answered number are no plan of ours: the
+// executor says so.
 static bool answer_again(struct worker *worker, const struct message_header *header) {
-    uint32_t at = (uint32_t)(header->seq % RESULT_RING);
-    bool known = header->epoch == worker->epoch && header->seq != 0 &&
-                 header->seq <= executor_applied_seq(engine_executor(worker->engine)) &&
-                 worker->result_seq[at] == header->seq;
-    if (known) {
-        post(worker, LINK_FRAME_RESULT, &worker->results[at]);
+    const struct answer *answer = &worker->answers[header->seq % ANSWERS];
+    if (header->seq == 0 || answer->seq < header->seq) {
+        return false;
     }
-    return known;
+    if (answer->seq == header->seq) {
+        bool same = answer->body_crc32c == header->body_crc32c;
+        if (same) {
+            post(worker, LINK_FRAME_RESULT, &answer->bytes);
+        }
+        return same;
+    }
+    return true;    // plans on their way are fewer by far than the ring holds
+}
+
+// Where the answer to this plan is encoded: kept when the plan was applied or refused.
+static struct buf *keep_answer(struct worker *worker, const struct message_header *header,
+                               enum result_status status) {
+    if (header->seq == 0 || (status != RESULT_STATUS_OK && status != RESULT_STATUS_REFUSED)) {
+        return &worker->out;
+    }
+    struct answer *answer = &worker->answers[header->seq % ANSWERS];
+    answer->seq = header->seq;
+    answer->body_crc32c = header->body_crc32c;
+    return &answer->bytes;
 }
 
 static enum status run_plan(struct worker *worker, size_t bytes, struct error *err) {
@@ -117,9 +218,13 @@ static enum status run_plan(struct worker *worker, size_t bytes, struct error *e
     if (header.kind != MESSAGE_KIND_PLAN) {
         return error_set(err, STATUS_CORRUPT, "message kind %u on the plan channel", header.kind);
     }
-    if (header.epoch < worker->epoch) {
-        return error_set(err, STATUS_INVALID, "plan of the old epoch %llu",
-                         (unsigned long long)header.epoch);
+    if (header.epoch != worker->epoch) {
+        return error_set(err, STATUS_INVALID, "plan of epoch %llu in epoch %llu",
+                         (unsigned long long)header.epoch, (unsigned long long)worker->epoch);
+    }
+    if (!launch_gate_pass(&worker->gate, header.epoch)) {
+        report_fault(worker, header.seq, "not launched: the epoch is over");
+        return STATUS_OK;
     }
     if (answer_again(worker, &header)) {
         return STATUS_OK;
@@ -132,14 +237,13 @@ static enum status run_plan(struct worker *worker, size_t bytes, struct error *e
     executor_run(engine_executor(worker->engine), &plan, &result);
     worker->progress.applied_seq = result.applied_seq;
     worker->progress.completed_seq = result.applied_seq;
-    uint32_t at = (uint32_t)(header.seq % RESULT_RING);
-    struct buf *encoded = result.status == RESULT_STATUS_OK ? &worker->results[at] : &worker->out;
+    if (worker->rank > 0) {
+        result.row_count = 0;    // the same as rank 0's: the digest says so
+    }
+    struct buf *encoded = keep_answer(worker, &header, result.status);
     buf_reset(encoded);
     arena_reset(&worker->arena);
     TRY(codec_result_encode(&result, &worker->arena, encoded, err));
-    if (result.status == RESULT_STATUS_OK) {
-        worker->result_seq[at] = header.seq;
-    }
     post(worker, LINK_FRAME_RESULT, encoded);
     if (result.status == RESULT_STATUS_OK && resize_blocks > 0) {
         resize_pool(worker, resize_blocks);
@@ -147,10 +251,15 @@ static enum status run_plan(struct worker *worker, size_t bytes, struct error *e
     return STATUS_OK;
 }
 
+// ---- the step thread's life --------------------------------------------------------------------
+
 static enum status start_engine(struct worker *worker) {
     struct engine_options options = worker->options->engine;
     options.progress = report_progress;
     options.progress_ctx = worker;
+    options.weights = worker->weights;
+    options.kv_stamp = &worker->options->notes->kv;
+    worker->weights = NULL;
     return engine_create(&options, &worker->engine, &worker->start_error);
 }
 
@@ -181,10 +290,13 @@ static void *step_thread(void *arg) {
     while (frame_queue_wait(worker->to_step, &kind, worker->frame, &bytes) == STATUS_OK) {
         struct error err = {0};
         if (kind == LINK_FRAME_WELCOME) {
-            uint64_t epoch;
-            INVARIANT(bytes == sizeof epoch);
-            memcpy(&epoch, worker->frame, sizeof epoch);
-            begin_epoch(worker, epoch);
+            struct link_welcome welcome;
+            INVARIANT(bytes == sizeof welcome);
+            memcpy(&welcome, worker->frame, sizeof welcome);
+            begin_epoch(worker, &welcome);
+        } else if (kind == LINK_FRAME_RELEASE_KV) {
+            log_warn("worker", "no controller for long: the KV memory is given back");
+            engine_release_kv(worker->engine);
         } else if (run_plan(worker, bytes, &err) != STATUS_OK) {
             log_failure("worker", &err);
         }
@@ -196,17 +308,46 @@ static void *step_thread(void *arg) {
 
 // ---- the I/O thread ----------------------------------------------------------------------------
 
+// What the ranks of a group must have in common, for the HELLO. A model that cannot be opened is
+// told by the start, in its own words.
+static void introduce(struct worker *worker) {
+    const struct engine_options *o = &worker->options->engine;
+    worker->rank = o->shard.rank;
+    worker->world = o->shard.world > 1 ? o->shard.world : 1;
+    struct error err = {0};
+    if (weights_open(o->model_path, &worker->weights, &err) == STATUS_OK) {
+        snprintf(worker->model_digest, sizeof worker->model_digest, "%s",
+                 weights_digest(worker->weights));
+    }
+    char text[512];
+    int bytes = snprintf(text, sizeof text, "%s|%u|%u|%u|%u|%d|%lld|%lld|%lld|%d", o->device,
+                         worker->world, o->seqs, o->step_tokens, o->block_tokens, (int)o->kv_dtype,
+                         (long long)o->model_len, (long long)o->workspace_budget,
+                         (long long)o->device_memory, (int)o->enforce_eager);
+    INVARIANT(bytes > 0);
+    size_t length = (size_t)bytes < sizeof text ? (size_t)bytes : sizeof text - 1;
+    snprintf(worker->config_digest, sizeof worker->config_digest, "%016llx",
+             (unsigned long long)hash_bytes(text, length));
+}
+
 static enum status init(struct worker *worker, const struct worker_options *options,
                         struct error *err) {
     worker->options = options;
     arena_init(&worker->arena, 8 * (size_t)FRAME_BYTES);
     buf_init(&worker->out, FRAME_BYTES);
-    for (int i = 0; i < RESULT_RING; i++) {
-        buf_init(&worker->results[i], FRAME_BYTES);
+    for (int i = 0; i < ANSWERS; i++) {
+        buf_init(&worker->answers[i].bytes, FRAME_BYTES);
     }
+    launch_gate_init(&worker->gate);
+    introduce(worker);
     worker->frame = memory_alloc(FRAME_BYTES);
     if (worker->frame == NULL) {
         return error_set(err, STATUS_EXHAUSTED, "no memory for messages");
+    }
+    if (worker->world > 1) {
+        struct collective_options group = {
+            .name = "shm", .rank = worker->rank, .world = worker->world};
+        TRY(collective_create(&group, &worker->collective, err));
     }
     TRY(frame_queue_create(FRAMES, FRAME_BYTES, &worker->to_step, err));
     return frame_queue_create(FRAMES, FRAME_BYTES, &worker->from_step, err);
@@ -216,8 +357,11 @@ static void deinit(struct worker *worker) {
     frame_queue_destroy(worker->to_step);
     frame_queue_destroy(worker->from_step);
     memory_free(worker->frame);
-    for (int i = 0; i < RESULT_RING; i++) {
-        buf_deinit(&worker->results[i]);
+    collective_destroy(worker->collective);
+    launch_gate_deinit(&worker->gate);
+    weights_close(worker->weights);
+    for (int i = 0; i < ANSWERS; i++) {
+        buf_deinit(&worker->answers[i].bytes);
     }
     buf_deinit(&worker->out);
     arena_deinit(&worker->arena);
@@ -235,12 +379,26 @@ static enum status run(struct worker *worker, struct error *err) {
         .worker_id = worker->options->worker_id,
         .model_name = worker->options->model_name,
         .device = worker->options->engine.device,
+        .model_digest = worker->model_digest,
+        .config_digest = worker->config_digest,
+        .group = worker->options->group,
+        .rank = worker->rank,
+        .world = worker->world,
+        .epoch = worker->options->notes->epoch,
+        .collective = worker->collective,
+        .gate = &worker->gate,
+        .timer_scale = worker->options->timer_scale,
         .to_step = worker->to_step,
         .from_step = worker->from_step,
         .progress = &worker->progress,
         .stop = worker->options->stop,
     };
     enum status status = controller_link_run(&link, err);
+    // Whatever the step thread waits for, it waits no longer.
+    launch_gate_close(&worker->gate);
+    if (worker->collective != NULL) {
+        collective_abort(worker->collective, UINT64_MAX);
+    }
     frame_queue_close(worker->to_step);
     frame_queue_close(worker->from_step);    // nobody makes room any more
     pthread_join(thread, NULL);

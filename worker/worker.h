@@ -4,6 +4,7 @@
 
 #include "common/status.h"
 #include "worker/engine.h"
+#include "worker/holder.h"
 
 // The computing half of a worker: the child process.
 //
@@ -12,6 +13,14 @@
 // computes. They exchange bytes through two bounded queues.
 //
 //   HELLO -> WELCOME(epoch) -> PROGRESS ... -> CAPACITY -> (PLAN -> RESULT)* -> SHUTDOWN -> GOODBYE
+//
+// A rank of a group waits for the others between WELCOME and CAPACITY (collective_attach). Where
+// they do not come it says so with a RESULT of seq 0 and FAULT, which no plan has, and keeps
+// weights and KV for the next WELCOME.
+//
+// A plan that arrives twice is answered as it was the first time and never executed again, refused
+// ones included: a number is never used twice in an epoch, and the checksum of the body, which is
+// in every message's header, makes sure that the contents are those that were answered.
 //
 //   Owns       everything, for the life of the process.
 //   Thread     worker_run on the main thread.
@@ -24,7 +33,10 @@ struct worker_options {
     const char *key_file, *controller_key_file;    // with tcp
     const char *worker_id;
     const char *model_name;
-    const _Atomic int *stop;    // set by a signal
+    uint32_t group;    // rank and world are the engine's shard
+    double timer_scale;
+    struct holder_notes *notes;    // kept
+    const _Atomic int *stop;       // set by a signal
 };
 
 // Returns the exit code.

@@ -133,6 +133,9 @@ for victim in holder worker_child; do
 done
 stop_server
 
+part "the two halves of a worker end together, with the right code"
+sh tests/e2e/holder.sh "$work/tiny"
+
 part "a controller that is killed leaves no process and no directory"
 start_server "$work/killed.log" "$work/tiny"
 controller=$(pgrep -P "$SERVER" -x tare-controller)

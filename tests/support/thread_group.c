@@ -107,7 +107,10 @@ static bool broken(const struct collective *collective) {
     return is;
 }
 
-static const struct collective_table table = {all_reduce_add, all_gather, broken};
+static const struct collective_table table = {.name = "threads",
+                                              .broken = broken,
+                                              .all_reduce_add = all_reduce_add,
+                                              .all_gather = all_gather};
 
 struct thread_group *thread_group_create(uint32_t world) {
     struct thread_group *group = calloc(1, sizeof *group);

@@ -45,10 +45,14 @@
     X("kernels/sample", suite_kernels_sample)                                                      \
     X("worker/device/thread_pool", suite_thread_pool)                                              \
     X("worker/device/device_cpu", suite_device_cpu)                                                \
+    X("worker/comm/collective", suite_collective)                                                  \
+    X("worker/comm/collective_faults", suite_collective_faults)                                    \
     X("worker/step/executor", suite_executor)                                                      \
     X("worker/seal", suite_seal)                                                                   \
     X("worker/engine_start", suite_engine_start)                                                   \
     X("worker/engine", suite_engine)                                                               \
+    X("worker/worker", suite_worker)                                                               \
+    X("worker/kv/kv_stamp", suite_kv_stamp)                                                        \
     X("worker/plan_report", suite_plan_report)                                                     \
     X("controller/net/worker_link", suite_worker_link)                                             \
     X("controller/net/epoch_file", suite_epoch_file)                                               \

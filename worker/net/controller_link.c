@@ -18,7 +18,9 @@ enum {
     HEARTBEAT_IDLE_US = 1000 * 1000,    // no plan for BUSY_US
     BUSY_US = 10 * 1000 * 1000,
     HELLO_US = 200 * 1000,
+    HELLO_FIRST_US = 1000,            // a channel needs a moment to stand: twice as long each time
     SILENCE_US = 10 * 1000 * 1000,    // unless the options say otherwise
+    LAG_US = 20 * 1000,               // a turn that is later was not on time
     QUEUE_PLAN = 8,
     QUEUE_CONTROL = 64,
     HELD_MS = 5,                      // until the next try with a channel that had no room
@@ -40,11 +42,16 @@ struct link {
     uint8_t *frame;    // frames from the step thread, BOUND_PLAN_BYTES
     uint32_t held;     // kind of the frame that its channel had no room for; 0: none
     size_t held_bytes;
-    uint64_t epoch;       // 0 until welcomed
+    uint64_t epoch;    // of the last welcome, 0 for none
+    bool joined;       // welcomed since this process began
+    uint64_t lease_us;
     uint64_t heard_us;    // last word from the controller
+    uint64_t due_us;      // when this turn should have begun
     uint64_t sent_us;     // last hello or heartbeat
+    uint64_t hello_us;    // until the next try with a hello that no channel took
     uint64_t plan_us;     // last plan
-    bool greeting;        // the next sign of life is a hello, though we were welcomed
+    bool orphan;
+    bool released;    // KV memory was given back since the last word
     bool leaving;
     bool bid_farewell;    // the step thread's last words went out, or nobody was there to take them
 };
@@ -120,10 +127,16 @@ static uint64_t resident_bytes(void) {
     return fields == 2 ? (uint64_t)pages_resident * 4096 : 0;
 }
 
+// Of the times that say something about the controller.
+static uint64_t scaled(const struct link *link, uint64_t us) {
+    double scale = link->options->timer_scale;
+    return scale > 0 ? (uint64_t)((double)us * scale) : us;
+}
+
 // Until the next hello or heartbeat: often where a stalled step has to be noticed.
 static uint64_t interval_us(const struct link *link, uint64_t now_us) {
-    if (link->epoch == 0) {
-        return HELLO_US;
+    if (!link->joined || link->orphan) {
+        return link->hello_us;
     }
     return now_us - link->plan_us < BUSY_US ? HEARTBEAT_US : HEARTBEAT_IDLE_US;
 }
@@ -131,18 +144,19 @@ static uint64_t interval_us(const struct link *link, uint64_t now_us) {
 static enum status send_hello(struct link *link) {
     struct control_message message = {
         .kind = MESSAGE_KIND_HELLO,
-        .address = {.epoch = link->epoch},
+        .address = {.group = link->options->group, .epoch = link->epoch},
         .hello =
             {
                 .worker_id = link->options->worker_id,
                 .build = VERSION_BUILD,
                 .device = link->options->device,
                 .model_name = link->options->model_name,
-                .model_digest = "",
-                .config_digest = "",
+                .model_digest = link->options->model_digest,
+                .config_digest = link->options->config_digest,
                 .pid = (uint32_t)getpid(),
-                .rank = 0,
-                .world = 1,
+                .group = link->options->group,
+                .rank = link->options->rank,
+                .world = link->options->world,
             },
     };
     return send_control(link, &message);
@@ -151,7 +165,7 @@ static enum status send_hello(struct link *link) {
 static enum status send_heartbeat(struct link *link) {
     struct control_message message = {
         .kind = MESSAGE_KIND_HEARTBEAT,
-        .address = {.epoch = link->epoch},
+        .address = {.group = link->options->group, .epoch = link->epoch},
         .heartbeat =
             {
                 .applied_seq = link->options->progress->applied_seq,
@@ -167,7 +181,7 @@ static enum status send_heartbeat(struct link *link) {
 static void send_goodbye(struct link *link) {
     struct control_message message = {
         .kind = MESSAGE_KIND_GOODBYE,
-        .address = {.epoch = link->epoch},
+        .address = {.group = link->options->group, .epoch = link->epoch},
         .text = {.code = 0, .text = "leaving"},
     };
     enum status status = send_control(link, &message);
@@ -175,18 +189,71 @@ static void send_goodbye(struct link *link) {
 }
 
 static void say_something(struct link *link, uint64_t now_us) {
-    if (now_us - link->sent_us < interval_us(link, now_us) && !link->greeting) {
+    if (now_us - link->sent_us < interval_us(link, now_us)) {
         return;
     }
-    bool hello = link->epoch == 0 || link->greeting;
-    link->greeting = false;
+    bool hello = !link->joined || link->orphan;
     link->sent_us = now_us;
     // A full or absent channel loses a hello or a heartbeat; the next one follows soon.
     enum status status = hello ? send_hello(link) : send_heartbeat(link);
-    (void)status;
+    uint64_t later_us = status == STATUS_BUSY ? 2 * link->hello_us : HELLO_US;
+    link->hello_us = later_us < HELLO_US ? later_us : HELLO_US;
 }
 
 // ---- from the controller -----------------------------------------------------------------------
+
+// Whatever of these epochs waits for other ranks, or to be launched, ends.
+static void end_epochs(struct link *link, uint64_t last) {
+    launch_gate_end_epoch(link->options->gate, last);
+    if (link->options->collective != NULL) {
+        collective_abort(link->options->collective, last);
+    }
+}
+
+static void hear(struct link *link) {
+    link->heard_us = clock_monotonic_us();
+    link->released = false;
+    if (link->orphan) {
+        log_info("link", "the controller is back");
+        link->orphan = false;
+        link->sent_us = 0;
+        launch_gate_set(link->options->gate, false);
+    }
+}
+
+// Only the largest epoch counts, for good. It is known only once the step thread has it: until
+// then hellos ask for another welcome.
+static enum status take_welcome(struct link *link, const struct message_welcome *welcome,
+                                struct error *err) {
+    const struct controller_link_options *o = link->options;
+    if (welcome->epoch <= link->epoch) {
+        return STATUS_OK;
+    }
+    if (welcome->group != o->group || welcome->rank != o->rank || welcome->world != o->world) {
+        return error_set(err, STATUS_INVALID,
+                         "welcomed as rank %u of %u in group %u, being rank %u of %u in group %u",
+                         welcome->rank, welcome->world, welcome->group, o->rank, o->world,
+                         o->group);
+    }
+    struct link_welcome frame = {.epoch = welcome->epoch};
+    size_t id_bytes = strlen(welcome->comm_id);
+    if (o->world > 1 && id_bytes != sizeof frame.comm_id - 1) {
+        return error_set(err, STATUS_INVALID, "a welcome whose communicator id has %zu digits",
+                         id_bytes);
+    }
+    if (o->world > 1) {
+        memcpy(frame.comm_id, welcome->comm_id, id_bytes);
+    }
+    end_epochs(link, welcome->epoch - 1);
+    TRY(frame_queue_put(o->to_step, LINK_FRAME_WELCOME, &frame, sizeof frame));
+    link->epoch = welcome->epoch;
+    link->joined = true;
+    link->sent_us = 0;    // a heartbeat says at once that the welcome was taken
+    link->lease_us =
+        welcome->lease_ms > 0 ? (uint64_t)welcome->lease_ms * 1000 : scaled(link, LINK_LEASE_US);
+    log_info("link", "welcomed epoch=%llu", (unsigned long long)link->epoch);
+    return STATUS_OK;
+}
 
 static enum status handle_control(struct link *link, struct error *err) {
     struct message_header header;
@@ -195,15 +262,15 @@ static enum status handle_control(struct link *link, struct error *err) {
     arena_reset(&link->arena);
     TRY(codec_header_decode(link->in.data, link->in.bytes_used, &header, &body, err));
     TRY(codec_control_decode(&header, body, &link->arena, &message, err));
-    link->heard_us = clock_monotonic_us();
+    hear(link);
     switch (message.kind) {
     case MESSAGE_KIND_WELCOME:
-        if (message.welcome.epoch > link->epoch) {
-            // Known only once the step thread has it: until then hellos ask for another one.
-            TRY(frame_queue_put(link->options->to_step, LINK_FRAME_WELCOME, &message.welcome.epoch,
-                                sizeof message.welcome.epoch));
-            link->epoch = message.welcome.epoch;
-            log_info("link", "welcomed epoch=%llu", (unsigned long long)link->epoch);
+        return take_welcome(link, &message.welcome, err);
+    case MESSAGE_KIND_ABORT:
+        if (message.abort.epoch <= link->epoch) {
+            log_warn("link", "epoch aborted epoch=%llu because=\"%.200s\"",
+                     (unsigned long long)message.abort.epoch, message.abort.reason);
+            end_epochs(link, message.abort.epoch);
         }
         return STATUS_OK;
     case MESSAGE_KIND_REFUSED:
@@ -257,7 +324,7 @@ static void drain_plans(struct link *link, bool *left) {
             return;
         }
         if (status == STATUS_OK) {
-            link->heard_us = clock_monotonic_us();
+            hear(link);
             link->plan_us = link->heard_us;
             status = frame_queue_put(link->options->to_step, LINK_FRAME_PLAN, link->in.data,
                                      link->in.bytes_used);
@@ -276,7 +343,7 @@ static void drain_plans(struct link *link, bool *left) {
 // listens to a goodbye only from a worker it knows, so a hello goes first when none was answered.
 static void say_farewell(struct link *link, size_t byte_count) {
     uint64_t begin_us = clock_monotonic_us();
-    bool known = link->epoch != 0;
+    bool known = link->joined;
     enum status status = STATUS_BUSY;
     while (status == STATUS_BUSY && *link->options->stop == 0 &&
            clock_monotonic_us() - begin_us < FAREWELL_US) {
@@ -339,26 +406,58 @@ static void drain_step(struct link *link) {
 // ---- the loop ----------------------------------------------------------------------------------
 
 // A controller that never spoke is not there. One that fell silent is stopped, busy or being
-// restarted, and a worker that left would take its weights along: it introduces itself once more
-// (a controller that did not know it would ignore heartbeats) and goes on.
+// restarted, and a worker that left would take its weights along.
 static enum status mind_silence(struct link *link, uint64_t now_us, struct error *err) {
-    uint64_t limit_us = link->options->silence_us > 0 ? link->options->silence_us : SILENCE_US;
-    if (now_us - link->heard_us <= limit_us) {
-        return STATUS_OK;
+    uint64_t lag_us = scaled(link, LAG_US);
+    if (now_us > link->due_us + (lag_us > LAG_US ? lag_us : LAG_US)) {
+        link->heard_us = now_us;    // we stood still ourselves
     }
-    if (link->epoch == 0) {
+    uint64_t silent_us = now_us - link->heard_us;
+    if (!link->joined) {
+        uint64_t limit_us =
+            link->options->silence_us > 0 ? link->options->silence_us : scaled(link, SILENCE_US);
+        if (silent_us <= limit_us) {
+            return STATUS_OK;
+        }
         error_hint(err, "start tare-controller, or name its run directory with --controller");
         return error_set(err, STATUS_PEER_LOST, "no word from the controller for %llu s",
                          (unsigned long long)limit_us / 1000000);
     }
-    log_warn("link", "no word from the controller, saying hello again");
-    link->heard_us = now_us;
-    link->greeting = true;
+    if (silent_us > link->lease_us && !link->orphan) {
+        log_warn("link", "no word from the controller for %.1f s: no further step begins",
+                 (double)silent_us / 1e6);
+        link->orphan = true;
+        link->sent_us = 0;
+        launch_gate_set(link->options->gate, true);
+    }
+    if (silent_us > scaled(link, LINK_ORPHAN_KEEP_US) && !link->released) {
+        // No plan may count on what it held. Tried again with the next turn where the queue is
+        // full.
+        end_epochs(link, link->epoch);
+        link->released =
+            frame_queue_put(link->options->to_step, LINK_FRAME_RELEASE_KV, "", 0) == STATUS_OK;
+    }
+    if (silent_us > scaled(link, LINK_ORPHAN_EXIT_US)) {
+        return error_set(err, STATUS_PEER_LOST, "no controller came back for %llu s",
+                         (unsigned long long)silent_us / 1000000);
+    }
     return STATUS_OK;
+}
+
+// Until something is to be said, or a silent controller's lease ends.
+static int sleep_ms(const struct link *link, uint64_t now_us) {
+    uint64_t sleep_us = interval_us(link, now_us);
+    uint64_t silent_us = now_us - link->heard_us;
+    if (link->joined && !link->orphan && link->lease_us > silent_us &&
+        link->lease_us - silent_us < sleep_us) {
+        sleep_us = link->lease_us - silent_us + 1000;
+    }
+    return (int)(sleep_us / 1000);
 }
 
 static enum status loop(struct link *link, struct error *err) {
     link->heard_us = clock_monotonic_us();
+    link->due_us = link->heard_us;
     while (!link->leaving) {
         // First what has come: after a long stop of this process silence would be imagined.
         bool left = false;
@@ -384,19 +483,20 @@ static enum status loop(struct link *link, struct error *err) {
         left = false;
         TRY(drain_control(link, &left, err));
         drain_plans(link, &left);
-        int sleep_ms = (int)(interval_us(link, now_us) / 1000);
+        int wait_ms = sleep_ms(link, now_us);
         if (link->held != 0) {
             wait[2].fd = -1;    // more frames are no reason to wake
-            sleep_ms = HELD_MS;
+            wait_ms = HELD_MS;
         }
-        bool sleeps = !left && !link->leaving;
-        poll(wait, 3, sleeps ? sleep_ms : 0);
+        wait_ms = left || link->leaving ? 0 : wait_ms;
+        link->due_us = clock_monotonic_us() + (uint64_t)wait_ms * 1000;
+        poll(wait, 3, wait_ms);
     }
     return STATUS_SHUTDOWN;
 }
 
 enum status controller_link_run(const struct controller_link_options *options, struct error *err) {
-    struct link link = {.options = options};
+    struct link link = {.options = options, .epoch = options->epoch, .hello_us = HELLO_FIRST_US};
     transport_identity(options->worker_id, link.identity);
     arena_init(&link.arena, 4 * (size_t)BOUND_PLAN_BYTES);
     buf_init(&link.out, BOUND_CONTROL_BYTES + MESSAGE_HEADER_BYTES);

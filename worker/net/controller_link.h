@@ -3,7 +3,9 @@
 #define WORKER_NET_CONTROLLER_LINK_H
 
 #include "common/status.h"
+#include "worker/comm/collective.h"
 #include "worker/net/frame_queue.h"
+#include "worker/net/launch_gate.h"
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -12,8 +14,22 @@
 // The idea: a loop over three descriptors (plan channel, control channel, frames from the step
 // thread). It says HELLO until it is welcomed, carries frames both ways without reading their
 // bodies, sends heartbeats from counters that the step thread publishes, and leaves when it is told
-// to, when the step thread says so, or when no controller ever welcomed it. A controller that falls
-// silent later is waited for.
+// to, when the step thread says so, or when no controller ever welcomed it.
+//
+//   greeting ──WELCOME──► joined ──no word for a lease──► orphan ──LINK_ORPHAN_EXIT_US──► leaves
+//                           ▲                               │
+//                           └──────── any word ─────────────┘
+//
+//   joined   into one epoch, the largest it was ever welcomed into: smaller ones are not looked at.
+//   orphan   the step that runs is finished and no other launched (launch_gate); weights and KV
+//            stay. It says HELLO to whatever controller comes back at the address, in this process
+//            or another: a word in the same epoch lets it go on, a WELCOME into a larger one begins
+//            anew. After LINK_ORPHAN_KEEP_US the KV memory is given back, and the epoch is over
+//            with it.
+//
+// Silence is counted only while this loop is on time: what a process that stood still did not hear
+// says nothing about the controller. ABORT, and every WELCOME, end the waits of older epochs at
+// once, from this thread: the step thread may be inside one.
 //
 //   Owns       its two channels; keeps the queues.
 //   Thread     the I/O thread.
@@ -23,12 +39,24 @@
 //              PERMISSION, CORRUPT for address and key files.
 
 enum link_frame {
-    LINK_FRAME_PLAN = 1,    // to the step thread: a whole plan message
-    LINK_FRAME_WELCOME,     // to the step thread: a new epoch, 8 bytes
-    LINK_FRAME_RESULT,      // from the step thread: a whole result message
-    LINK_FRAME_CAPACITY,    // from the step thread: a CAPACITY message, for the plan channel
+    LINK_FRAME_PLAN = 1,      // to the step thread: a whole plan message
+    LINK_FRAME_WELCOME,       // to the step thread: a struct link_welcome
+    LINK_FRAME_RELEASE_KV,    // to the step thread: nobody came for so long; no bytes
+    LINK_FRAME_RESULT,        // from the step thread: a whole result message
+    LINK_FRAME_CAPACITY,      // from the step thread: a CAPACITY message, for the plan channel
     LINK_FRAME_PROGRESS,    // from the step thread: a PROGRESS message; may be lost, others follow
     LINK_FRAME_FAILED,      // from the step thread: start-up failed; a GOODBYE message, then leave
+};
+
+struct link_welcome {
+    uint64_t epoch;
+    char comm_id[COLLECTIVE_ID_BYTES];    // "" in a group of one
+};
+
+enum {
+    LINK_LEASE_US = 1000 * 1000,    // where the WELCOME names none
+    LINK_ORPHAN_KEEP_US = 60 * 1000 * 1000,
+    LINK_ORPHAN_EXIT_US = 600 * 1000 * 1000,
 };
 
 // Published by the step thread, read by the link.
@@ -44,16 +72,22 @@ struct controller_link_options {
     const char *worker_id;
     const char *model_name;
     const char *device;
+    const char *model_digest, *config_digest;    // what all ranks of a group must agree on
+    uint32_t group, rank, world;
+    uint64_t epoch;                   // the last one of a process before us; 0: none
+    struct collective *collective;    // NULL in a group of one
+    struct launch_gate *gate;
     struct frame_queue *to_step;
     struct frame_queue *from_step;
     struct link_progress *progress;
     const _Atomic int *stop;
-    uint64_t silence_us;    // without a word for so long the controller counts as silent; 0: 10 s
+    double timer_scale;     // of every time that says something about the controller; 0: 1
+    uint64_t silence_us;    // never welcomed for so long, it leaves; 0: 10 s
 };
 
 // Runs until the end and says why: SHUTDOWN (asked by controller or signal, or the start failed),
-// PEER_LOST, VERSION. A failed start is told to the controller even before the link stands, with
-// patience of a few seconds.
+// PEER_LOST, VERSION (refused). A failed start is told to the controller even before the link
+// stands, with patience of a few seconds.
 enum status controller_link_run(const struct controller_link_options *options,
                                 struct error *err) MUST_USE;
 

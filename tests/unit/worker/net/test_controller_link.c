@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Goal: the controller learns why a start failed even when it was not there yet; a flood of
 // messages and broken ones between good ones end nothing; a channel without room delays and loses
-// nothing; a worker outlives a controller that falls silent, and leaves when there never was one.
+// nothing; a worker outlives a controller that falls silent, launching nothing meanwhile, and
+// leaves when there never was one; it takes no epoch that is not larger and no welcome that is not
+// for it; an abort ends what waits for other ranks.
 // Method: the link on a thread of its own, over real sockets, against the controller's side.
 #include "common/clock.h"
 #include "common/log.h"
@@ -27,6 +29,7 @@ struct fixture {
     char address[80];
     _Atomic int stop;
     struct link_progress progress;
+    struct launch_gate gate;
     struct frame_queue *to_step, *from_step;
     struct controller_link_options options;
     char peer[TRANSPORT_PEER_BYTES];    // what it is called on its channels
@@ -47,6 +50,7 @@ static void set_up(void) {
     snprintf(f->address, sizeof f->address, "ipc://%s", f->run_dir);
     ck_assert_int_eq(frame_queue_create(8, FRAME_BYTES, &f->to_step, NULL), STATUS_OK);
     ck_assert_int_eq(frame_queue_create(8, FRAME_BYTES, &f->from_step, NULL), STATUS_OK);
+    launch_gate_init(&f->gate);
     arena_init(&f->arena, 1 << 20);
     buf_init(&f->out, FRAME_BYTES);
     f->options = (struct controller_link_options){
@@ -54,6 +58,10 @@ static void set_up(void) {
         .worker_id = "worker-7",
         .model_name = "m",
         .device = "cpu",
+        .model_digest = "",
+        .config_digest = "",
+        .world = 1,
+        .gate = &f->gate,
         .to_step = f->to_step,
         .from_step = f->from_step,
         .progress = &f->progress,
@@ -70,6 +78,7 @@ static void tear_down(void) {
     rmdir(f->run_dir);
     frame_queue_destroy(f->to_step);
     frame_queue_destroy(f->from_step);
+    launch_gate_deinit(&f->gate);
     arena_deinit(&f->arena);
     buf_deinit(&f->out);
     free(f);
@@ -291,23 +300,216 @@ static void await_kind(struct transport *channel, enum message_kind kind) {
     buf_deinit(&in);
 }
 
+static void end_link(void) {
+    f->stop = 1;
+    frame_queue_close(f->from_step);    // wakes the link
+    pthread_join(f->thread, NULL);
+}
+
+static void welcome_into(struct transport *control, uint64_t epoch, uint32_t lease_ms) {
+    struct control_message welcome = {.kind = MESSAGE_KIND_WELCOME,
+                                      .welcome = {.epoch = epoch,
+                                                  .group = f->options.group,
+                                                  .rank = f->options.rank,
+                                                  .world = f->options.world,
+                                                  .lease_ms = lease_ms,
+                                                  .comm_id = COMM_ID}};
+    send_message(control, &welcome);
+}
+
+static bool gate_is_shut(void) {
+    pthread_mutex_lock(&f->gate.lock);
+    bool shut = f->gate.shut;
+    pthread_mutex_unlock(&f->gate.lock);
+    return shut;
+}
+
+static void *pass_gate(void *arg) {
+    *(bool *)arg = launch_gate_pass(&f->gate, 5);
+    return NULL;
+}
+
 START_TEST(a_controller_that_fell_silent_is_greeted_again_and_waited_for) {
     struct transport *plan = listen_on("plan");
     struct transport *control = listen_on("control");
-    f->options.silence_us = 1500 * 1000;    // more than the test needs to answer the first hello
     start_link();
     await_word(control);
-    struct control_message welcome = {
-        .kind = MESSAGE_KIND_WELCOME,
-        .welcome = {.epoch = 5, .world = 1, .lease_ms = 1000, .comm_id = COMM_ID}};
-    send_message(control, &welcome);
+    welcome_into(control, 5, 200);
     await_kind(control, MESSAGE_KIND_HEARTBEAT);    // it took the welcome, and hears nothing more
     await_kind(control, MESSAGE_KIND_HELLO);
+    ck_assert(gate_is_shut());
+    bool passed = false;
+    pthread_t step;
+    ck_assert_int_eq(pthread_create(&step, NULL, pass_gate, &passed), 0);
+    struct control_message heartbeat = {.kind = MESSAGE_KIND_HEARTBEAT};
+    send_message(control, &heartbeat);
+    pthread_join(step, NULL);    // a word is enough to go on
+    ck_assert(passed);
     await_kind(control, MESSAGE_KIND_HEARTBEAT);
     ck_assert(!f->ended);
-    f->stop = 1;
-    pthread_join(f->thread, NULL);
+    end_link();
     ck_assert_int_eq(f->status, STATUS_SHUTDOWN);
+    transport_close(plan);
+    transport_close(control);
+}
+END_TEST
+
+// Another process at the same address knows nothing of us: the hello tells it our last epoch.
+START_TEST(a_controller_that_is_another_process_is_joined) {
+    struct transport *plan = listen_on("plan");
+    struct transport *control = listen_on("control");
+    start_link();
+    await_word(control);
+    welcome_into(control, 5, 100);
+    await_kind(control, MESSAGE_KIND_HEARTBEAT);
+    transport_close(control);
+    transport_close(plan);
+    plan = listen_on("plan");
+    control = listen_on("control");
+    struct buf in;
+    buf_init(&in, FRAME_BYTES);
+    struct message_header header = {0};
+    const uint8_t *body = NULL;
+    for (int i = 0; i < TURNS_MAX && header.kind != MESSAGE_KIND_HELLO; i++) {
+        char peer[TRANSPORT_PEER_BYTES];
+        if (transport_receive(control, &in, peer) == STATUS_OK) {
+            ck_assert_int_eq(codec_header_decode(in.data, in.bytes_used, &header, &body, NULL),
+                             STATUS_OK);
+        } else {
+            nap();
+        }
+    }
+    ck_assert_uint_eq(header.epoch, 5);
+    welcome_into(control, 6, 10000);
+    await_kind(control, MESSAGE_KIND_HEARTBEAT);
+    ck_assert_uint_eq(take_frames(LINK_FRAME_WELCOME), 2);
+    ck_assert(launch_gate_pass(&f->gate, 6));
+    ck_assert(!launch_gate_pass(&f->gate, 5));
+    end_link();
+    buf_deinit(&in);
+    transport_close(plan);
+    transport_close(control);
+}
+END_TEST
+
+// Times a thousandth: KV is given back once, then the worker leaves.
+START_TEST(an_orphan_gives_kv_back_and_leaves_in_the_end) {
+    struct transport *plan = listen_on("plan");
+    struct transport *control = listen_on("control");
+    f->options.timer_scale = 0.001;
+    f->options.silence_us = 20 * 1000 * 1000;
+    start_link();
+    await_word(control);
+    welcome_into(control, 5, 10);
+    pthread_join(f->thread, NULL);
+    ck_assert_int_eq(f->status, STATUS_PEER_LOST);
+    static uint8_t frame[FRAME_BYTES];
+    uint32_t kind = 0, released = 0;
+    size_t byte_count = 0;
+    while (frame_queue_take(f->to_step, &kind, frame, &byte_count) == STATUS_OK) {
+        released += kind == LINK_FRAME_RELEASE_KV ? 1 : 0;
+    }
+    ck_assert_uint_eq(released, 1);
+    ck_assert(!launch_gate_pass(&f->gate, 5));    // plans of that epoch counted on it
+    transport_close(plan);
+    transport_close(control);
+}
+END_TEST
+
+// ---- epochs ------------------------------------------------------------------------------------
+
+START_TEST(only_a_larger_epoch_of_our_own_place_is_taken) {
+    f->options.group = 3;
+    f->options.rank = 1;
+    f->options.world = 2;
+    f->options.epoch = 7;    // of a process before us
+    struct transport *plan = listen_on("plan");
+    struct transport *control = listen_on("control");
+    start_link();
+    await_word(control);
+    struct message_welcome ours = {.group = 3, .rank = 1, .world = 2, .comm_id = COMM_ID};
+    const struct message_welcome wrong[] = {
+        {.epoch = 7, .group = 3, .rank = 1, .world = 2, .comm_id = COMM_ID},
+        {.epoch = 6, .group = 3, .rank = 1, .world = 2, .comm_id = COMM_ID},
+        {.epoch = 8, .group = 2, .rank = 1, .world = 2, .comm_id = COMM_ID},
+        {.epoch = 8, .group = 3, .rank = 0, .world = 2, .comm_id = COMM_ID},
+        {.epoch = 8, .group = 3, .rank = 1, .world = 4, .comm_id = COMM_ID},
+        {.epoch = 8, .group = 3, .rank = 1, .world = 2, .comm_id = ""},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        struct control_message message = {.kind = MESSAGE_KIND_WELCOME, .welcome = wrong[i]};
+        send_message(control, &message);
+    }
+    ours.epoch = 9;
+    struct control_message message = {.kind = MESSAGE_KIND_WELCOME, .welcome = ours};
+    send_message(control, &message);
+    await_kind(control, MESSAGE_KIND_HEARTBEAT);
+    static uint8_t frame[FRAME_BYTES];
+    uint32_t kind = 0;
+    size_t byte_count = 0;
+    ck_assert_int_eq(frame_queue_take(f->to_step, &kind, frame, &byte_count), STATUS_OK);
+    struct link_welcome welcome;
+    ck_assert_uint_eq(byte_count, sizeof welcome);
+    memcpy(&welcome, frame, sizeof welcome);
+    ck_assert_uint_eq(welcome.epoch, 9);
+    ck_assert_str_eq(welcome.comm_id, COMM_ID);
+    ck_assert_int_eq(frame_queue_take(f->to_step, &kind, frame, &byte_count), STATUS_BUSY);
+    end_link();
+    transport_close(plan);
+    transport_close(control);
+}
+END_TEST
+
+struct attaching {
+    struct collective *collective;
+    uint64_t epoch;
+    enum status status;
+};
+
+static void *attach(void *arg) {
+    struct attaching *attaching = arg;
+    struct collective_epoch epoch = {.epoch = attaching->epoch,
+                                     .comm_id = COMM_ID,
+                                     .buffer_bytes = 65536,
+                                     .patience_us = 25 * 1000 * 1000};
+    attaching->status = collective_attach(attaching->collective, &epoch, NULL);
+    return NULL;
+}
+
+// The step thread waits for rank 0, which never comes.
+START_TEST(an_abort_ends_what_waits_for_other_ranks) {
+    struct collective_options options = {.name = "shm", .rank = 1, .world = 2};
+    ck_assert_int_eq(collective_create(&options, &f->options.collective, NULL), STATUS_OK);
+    f->options.rank = 1;
+    f->options.world = 2;
+    struct transport *plan = listen_on("plan");
+    struct transport *control = listen_on("control");
+    start_link();
+    await_word(control);
+    welcome_into(control, 5, 10000);
+    await_kind(control, MESSAGE_KIND_HEARTBEAT);
+    struct attaching attaching = {.collective = f->options.collective, .epoch = 5};
+    pthread_t step;
+    ck_assert_int_eq(pthread_create(&step, NULL, attach, &attaching), 0);
+    // One of an epoch that we are not in says nothing.
+    struct control_message abort = {.kind = MESSAGE_KIND_ABORT,
+                                    .abort = {.epoch = 8, .reason = "too early"}};
+    send_message(control, &abort);
+    abort.abort = (struct message_abort){.epoch = 5, .reason = "rank 0 was lost"};
+    send_message(control, &abort);
+    pthread_join(step, NULL);
+    ck_assert_int_eq(attaching.status, STATUS_CANCELLED);
+    ck_assert(!launch_gate_pass(&f->gate, 5));
+    ck_assert(launch_gate_pass(&f->gate, 6));
+    // So does a welcome into the next epoch, where the abort was lost.
+    welcome_into(control, 6, 10000);
+    attaching.epoch = 6;
+    ck_assert_int_eq(pthread_create(&step, NULL, attach, &attaching), 0);
+    welcome_into(control, 7, 10000);
+    pthread_join(step, NULL);
+    ck_assert_int_eq(attaching.status, STATUS_CANCELLED);
+    end_link();
+    collective_destroy(f->options.collective);
     transport_close(plan);
     transport_close(control);
 }
@@ -346,12 +548,6 @@ static void receive_surely(struct transport *channel, struct buf *in) {
         }
     }
     ck_assert_int_eq(status, STATUS_OK);
-}
-
-static void end_link(void) {
-    f->stop = 1;
-    frame_queue_close(f->from_step);    // wakes the link
-    pthread_join(f->thread, NULL);
 }
 
 // The controller takes whoever sent a capacity report for somebody who can be sent plans.
@@ -428,6 +624,10 @@ Suite *suite_controller_link(void) {
     tcase_add_test(tc, without_a_controller_a_failed_start_ends_all_the_same);
     tcase_add_test(tc, a_flood_with_broken_messages_in_it_is_read_to_its_end);
     tcase_add_test(tc, a_controller_that_fell_silent_is_greeted_again_and_waited_for);
+    tcase_add_test(tc, a_controller_that_is_another_process_is_joined);
+    tcase_add_test(tc, an_orphan_gives_kv_back_and_leaves_in_the_end);
+    tcase_add_test(tc, only_a_larger_epoch_of_our_own_place_is_taken);
+    tcase_add_test(tc, an_abort_ends_what_waits_for_other_ranks);
     tcase_add_test(tc, a_worker_that_was_never_welcomed_leaves);
     tcase_add_test(tc, a_capacity_report_waits_for_the_plan_channel);
     tcase_add_test(tc, a_slow_controller_gets_every_result_in_order);
