@@ -322,6 +322,10 @@ static void add_engine(struct builder *builder) {
     stats->evictions =
         add_one(builder, COUNTER("tare_kv_evictions_total", "Sequences whose KV was given up."),
                 NULL, NULL);
+}
+
+static void add_workers(struct builder *builder) {
+    struct stats *stats = builder->stats;
     stats->worker_up = add_one(builder, GAUGE("tare_worker_up", "A worker is ready."), "rank", "0");
     stats->heartbeat_age =
         add_one(builder, GAUGE("tare_worker_heartbeat_age_seconds", "Age of the last heartbeat."),
@@ -462,6 +466,7 @@ enum status stats_create(const struct stats_config *config, struct stats **out, 
         add_requests(&builder);
         add_latencies(&builder);
         add_engine(&builder);
+        add_workers(&builder);
     }
     if (builder.status == STATUS_OK && config->compat) {
         add_compat_values(&builder);

@@ -411,7 +411,7 @@ const char *registry_suspicion(const struct registry *registry, const struct mem
                                uint64_t now_us) {
     const struct group_place *place = &registry->groups[member->group];
     bool outstanding = member->sent_seq > member->answered_seq;
-    bool paced = outstanding && now_us - place->plan_us < REGISTRY_PACE_US;
+    bool paced = outstanding && now_us < place->plan_us + REGISTRY_PACE_US;
     if (member->state == MEMBER_STATE_AWAY) {
         return NULL;
     }
