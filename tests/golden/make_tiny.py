@@ -31,6 +31,8 @@ def config_for(kind):
                     rope_theta=1000000.0, use_sliding_window=False)
     if kind == "llama-eight":
         base.update(num_attention_heads=8, num_key_value_heads=4, hidden_size=128, intermediate_size=256)
+    if kind == "llama-nine":
+        base.update(num_attention_heads=9, num_key_value_heads=3, hidden_size=144, intermediate_size=192)
     if kind.startswith("qwen3-moe"):
         fused = kind == "qwen3-moe-fused"
         base.update(model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], head_dim=32, rms_norm_eps=1e-6,
