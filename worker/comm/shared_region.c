@@ -317,10 +317,10 @@ enum status shared_region_meet(struct shared_region *region,
         uint32_t value = atomic_load(&word->value);
         if (options->cancelled(options->ctx)) {
             status = error_set(err, STATUS_CANCELLED, "the epoch was aborted");
+        } else if (reached(value, goal)) {
+            break;    // also when the region was aborted since: others went on, and met a fault
         } else if ((value & ABORTED) != 0) {
             status = error_set(err, STATUS_PEER_LOST, "another rank left while the group met");
-        } else if (reached(value, goal)) {
-            break;
         } else if (clock_monotonic_us() >= options->deadline_us) {
             status = error_set(err, STATUS_TIMEOUT, "%u of %u ranks of the group came in time",
                                value / 2, region->world);

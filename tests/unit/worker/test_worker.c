@@ -21,6 +21,7 @@ enum { MESSAGE_BYTES = 256 * 1024, TURNS_MAX = 4000, TURN_MS = 5, LEASE_MS = 600
 
 struct fixture {
     char run_dir[64], address[80], model[96];
+    char peer[TRANSPORT_PEER_BYTES];    // what the worker is called on its channels
     struct worker_options options;
     struct holder_notes notes;
     _Atomic int stop;

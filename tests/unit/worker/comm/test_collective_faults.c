@@ -350,6 +350,28 @@ START_TEST(a_rank_comes_once) {
 }
 END_TEST
 
+// After 2^31 arrivals a word begins again.
+START_TEST(counting_goes_on_past_the_end_of_a_word) {
+    char id[COLLECTIVE_ID_BYTES];
+    group_id(id);
+    struct fake fake;
+    make_fake(&fake, id);
+    struct shared_word *word = &fake.region.head->word[0];
+    atomic_store(&word->value, UINT32_MAX - 3);
+    uint32_t goal = 0;    // two arrivals later
+    shared_region_arrive(&fake.region, word, goal);
+    ck_assert_uint_eq(atomic_load(&word->value), UINT32_MAX - 1);
+    shared_region_arrive(&fake.region, word, goal);
+    ck_assert_uint_eq(atomic_load(&word->value), 0);
+    ck_assert(shared_region_wait(&fake.region, word, goal));
+    // Nobody else is there: the next count is never complete, and is not taken for the last one.
+    ck_assert(!shared_region_wait(&fake.region, word, goal + 4));
+    ck_assert(shared_region_aborted(&fake.region));
+    ck_assert(!shared_region_wait(&fake.region, word, goal));
+    shared_region_close(&fake.region);
+}
+END_TEST
+
 START_TEST(rank_zero_takes_no_name_that_exists) {
     char id[COLLECTIVE_ID_BYTES];
     group_id(id);
@@ -387,6 +409,7 @@ Suite *suite_collective_faults(void) {
     tcase_add_test(tc, a_group_that_is_not_complete_ends_in_time_for_all);
     tcase_add_test(tc, a_rank_comes_once);
     tcase_add_test(tc, a_region_that_is_none_is_refused);
+    tcase_add_test(tc, counting_goes_on_past_the_end_of_a_word);
     tcase_add_test(tc, rank_zero_takes_no_name_that_exists);
     tcase_add_test(tc, an_id_that_is_none_is_refused);
     suite_add_tcase(suite, tc);
