@@ -131,6 +131,7 @@ static enum status join_group(struct worker *worker, const struct link_welcome *
         .buffer_bytes = engine_ledger(worker->engine)->bytes[LEDGER_COMM_ARENA],
         .patience_us = (uint64_t)(ATTACH_US * (scale > 1 ? scale : 1)),
     };
+    executor_set_collective(engine_executor(worker->engine), NULL);
     TRY(collective_attach(worker->collective, &epoch, err));
     executor_set_collective(engine_executor(worker->engine), worker->collective);
     log_info("worker", "group formed epoch=%llu rank=%u world=%u",

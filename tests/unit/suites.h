@@ -51,6 +51,7 @@
     X("worker/seal", suite_seal)                                                                   \
     X("worker/engine_start", suite_engine_start)                                                   \
     X("worker/engine", suite_engine)                                                               \
+    X("worker/worker_group", suite_worker_group)                                                   \
     X("worker/worker", suite_worker)                                                               \
     X("worker/kv/kv_stamp", suite_kv_stamp)                                                        \
     X("worker/plan_report", suite_plan_report)                                                     \
