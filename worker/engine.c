@@ -64,8 +64,7 @@ struct engine {
 
 // ---- phases ------------------------------------------------------------------------------------
 
-// What the device says we hold beyond what is charged by name. The guard is held by nobody, nor,
-// on the cpu, are messages between the ranks: their memory is the group's, made when it forms.
+// What the device says we hold beyond what is named. Guard and the cpu's messages are not held.
 static uint64_t unnamed_bytes(const struct engine *engine) {
     uint64_t own = engine->table->own_bytes(engine->device);
     const uint64_t *bytes = engine->ledger.bytes;
@@ -297,7 +296,7 @@ static enum status take_communicators(struct engine *engine, struct error *err) 
         return memory_ledger_charge(ledger, LEDGER_COMM_ARENA, bytes[LEDGER_COMM_ARENA], err);
     }
     for (unsigned i = LEDGER_COMM_CHANNELS; i <= LEDGER_COMM_ARENA; i++) {
-        struct device_range range;    // held until the device closes
+        struct device_range range;    // until the device closes
         uint64_t more = bytes[i] > ledger->bytes[i] ? bytes[i] - ledger->bytes[i] : 0;
         TRY(more > 0 ? map_new(engine, (enum ledger_id)i, more, -1, &range, err) : STATUS_OK);
     }
