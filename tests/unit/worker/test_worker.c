@@ -29,7 +29,6 @@ struct fixture {
     int code;
     struct transport *plan, *control;
     struct arena arena;
-    char peer[TRANSPORT_PEER_BYTES];    // the worker's name on its channels
     struct buf out, in;
 };
 
