@@ -258,7 +258,7 @@ soak: $(OUT)/tests/soak/soak $(OUT)/tests/soak/interpose.so    ## SOAK_STEPS ran
 	@LD_PRELOAD=$(if $(filter release debug,$(BUILD)),$(OUT)/tests/soak/interpose.so) $(OUT)/tests/soak/soak $(or $(SOAK_STEPS),1000000)
 sim: all $(OUT)/tests/simulation/run    ## the controller's core in simulated worlds for SIM_S seconds (1200)
 	@sh tests/simulation/sim.sh $(or $(SIM_S),1200) $(OUT)
-chaos: all    ## random kills and disconnects for CHAOS_S seconds (300)
+chaos: all    ## random kills and disconnects for CHAOS_S seconds (900)
 	@sh tests/e2e/chaos.sh
 check: deps-test    ## every variant, short fuzz, soak, short chaos: at most 80 minutes
 	@sh tests/check.sh

@@ -128,11 +128,19 @@ static int exit_code_of(int wait_status) {
     return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : EXIT_CODE_SOFTWARE;
 }
 
+// The last epoch that a child took part in; 0: none.
+static uint64_t noted_epoch(const struct holder_fds *fds) {
+    uint64_t epoch = 0;
+    ssize_t bytes = pread(fds->notes, &epoch, sizeof epoch, offsetof(struct holder_notes, epoch));
+    return bytes == (ssize_t)sizeof epoch ? epoch : 0;
+}
+
 static int supervise(char **argv, const struct holder_fds *fds) {
     bool stopping = false;
     uint32_t short_lives = 0;    // one after the other
     for (;;) {
         uint64_t born_us = clock_monotonic_us();
+        uint64_t epoch = noted_epoch(fds);
         pid_t self = getpid();
         pid_t child = fork();
         if (child < 0) {
@@ -147,9 +155,11 @@ static int supervise(char **argv, const struct holder_fds *fds) {
         if (stopping || !worth_a_restart(status)) {
             return stopping && WIFSIGNALED(status) ? EXIT_CODE_OK : exit_code_of(status);
         }
-        short_lives = clock_monotonic_us() - born_us < SHORT_LIFE_US ? short_lives + 1 : 0;
+        bool lived = noted_epoch(fds) > epoch || clock_monotonic_us() - born_us >= SHORT_LIFE_US;
+        short_lives = lived ? 0 : short_lives + 1;
         if (short_lives > HOLDER_SHORT_LIVES_MAX) {
-            log_error("holder", "%u children in a row died within a second; giving up",
+            log_error("holder",
+                      "%u children in a row died within a second of their start; giving up",
                       short_lives);
             return EXIT_CODE_SOFTWARE;
         }

@@ -19,8 +19,8 @@
 //   Allocates  never after start.
 //   Fails      with an exit code: the child's own when a restart cannot help (bad flags, bad files,
 //              no memory), else when more than HOLDER_SHORT_LIVES_MAX children in a row lived less
-//              than a second: a child that has served for longer is started again however often it
-//              dies.
+//              than a second and took part in no epoch: a child that has served is started again
+//              however often it dies.
 
 enum { HOLDER_SHORT_LIVES_MAX = 5 };
 

@@ -69,6 +69,12 @@ sh tests/e2e/network.sh "$work/tiny" "$python"
 part "groups on one host, deaths and restarts"
 sh tests/e2e/groups.sh "$work/tiny" "$python"
 
+part "ranks of a group give the bits of one"
+sh tests/e2e/ranks.sh "$demo" "$python"
+
+part "ranks and holders are killed at random, and clients see pauses"
+CHAOS_S=${CHAOS_S:-60} sh tests/e2e/chaos.sh
+
 part "overload is answered and retried"
 start_server "$work/small.log" "$work/tiny" --max-num-seqs 2 --max-num-queued-reqs 2
 "$python" tests/e2e/clients/openai_client.py "$URL" --overload
