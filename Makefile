@@ -250,6 +250,8 @@ bench-core: $(OUT)/tests/bench/bench_core    ## the controller's turn: microseco
 	@sh tests/bench/bench_core.sh $(OUT)
 bench-comm: $(OUT)/tests/bench/bench_comm    ## sums over 2 and 8 ranks in shared memory, beside copying as many bytes
 	@$(OUT)/tests/bench/bench_comm
+bench-ranks: all    ## tokens per second of two ranks with a thread each against one worker with two threads
+	@sh tests/bench/bench_ranks.sh
 bench-core-peer: all    ## a turn of the controller against one of vLLM's scheduler (PyPI, 6 GB), in the same run
 	@sh tests/bench/bench_core_peer.sh
 fuzz:    ## every fuzz target for FUZZ_S seconds (600)

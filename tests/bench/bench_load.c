@@ -25,6 +25,7 @@ enum { CLIENTS_MAX = 1024, BODY_BYTES = 256 * 1024, READ_BYTES = 64 * 1024, SAMP
 struct settings {
     const char *host, *port, *model;
     uint32_t clients, requests, prompt, output;
+    uint32_t vocabulary;    // prompts are of ids below
     uint64_t seed;
 };
 
@@ -69,7 +70,7 @@ static size_t write_request(const struct settings *s, uint32_t number, char *out
     size_t used = (size_t)snprintf(body, BODY_BYTES, body_head, s->model, s->output);
     for (uint32_t i = 0; i < s->prompt; i++) {
         used += (size_t)snprintf(body + used, BODY_BYTES - used, "%s%llu", i > 0 ? "," : "",
-                                 (unsigned long long)(100 + rng_below(&rng, 40000)));
+                                 (unsigned long long)(100 + rng_below(&rng, s->vocabulary - 100)));
     }
     used += (size_t)snprintf(body + used, BODY_BYTES - used, "]}");
     size_t head = (size_t)snprintf(out, BODY_BYTES,
@@ -223,6 +224,8 @@ static void parse_word(const char *word, struct settings *s) {
         s->prompt = number;
     } else if (strncmp(word, "output=", 7) == 0) {
         s->output = number;
+    } else if (strncmp(word, "vocabulary=", 11) == 0 && number > 100) {
+        s->vocabulary = number;
     } else if (strncmp(word, "seed=", 5) == 0) {
         s->seed = number;
     } else if (strncmp(word, "model=", 6) == 0) {
@@ -235,10 +238,11 @@ static void parse_word(const char *word, struct settings *s) {
 
 int main(int argc, char **argv) {
     if (argc < 3) {
-        fprintf(stderr, "usage: bench_load HOST PORT [clients=] [requests=] [prompt=] [output=]\n");
+        fprintf(stderr, "usage: bench_load HOST PORT [clients=] [requests=] [prompt=] [output=] "
+                        "[seed=] [model=] [vocabulary=]\n");
         return 64;
     }
-    struct settings s = {argv[1], argv[2], "", 1, 1, 128, 128, 1};
+    struct settings s = {argv[1], argv[2], "", 1, 1, 128, 128, 40100, 1};
     for (int i = 3; i < argc; i++) {
         parse_word(argv[i], &s);
     }

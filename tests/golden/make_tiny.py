@@ -31,6 +31,9 @@ def config_for(kind):
                     rope_theta=1000000.0, use_sliding_window=False)
     if kind == "llama-eight":
         base.update(num_attention_heads=8, num_key_value_heads=4, hidden_size=128, intermediate_size=256)
+    if kind == "llama-wide":    # large enough for its speed to mean something
+        base.update(num_attention_heads=16, num_key_value_heads=8, hidden_size=1024, intermediate_size=2816,
+                    num_hidden_layers=6, max_position_embeddings=4096)
     if kind == "llama-nine":
         base.update(num_attention_heads=9, num_key_value_heads=3, hidden_size=144, intermediate_size=192)
     if kind.startswith("qwen3-moe"):
@@ -152,7 +155,7 @@ def main():
     os.makedirs(directory, exist_ok=True)
     c = config_for(kind)
     tensors = tensors_for(c, np.random.default_rng(seed), kind == "qwen3-moe-fused")
-    dtype = {"llama-bf16": "BF16", "llama-f16": "F16"}.get(kind, "F32")
+    dtype = {"llama-bf16": "BF16", "llama-f16": "F16", "llama-wide": "F16"}.get(kind, "F32")
     dump = lambda name, value: json.dump(value, open(os.path.join(directory, name), "w"), ensure_ascii=False)
     dump("config.json", c)
     dump("generation_config.json", {"eos_token_id": 0, "bos_token_id": 1, "temperature": 1.0})
