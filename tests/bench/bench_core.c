@@ -115,27 +115,34 @@ static void on_action(void *ctx, const struct core_action *action) {
     }
 }
 
-// Everything that a controller does between the arrival of a step's results and the next wait.
-static __attribute__((noinline)) void turn(struct bench *b, const struct core_input *arrivals,
-                                           uint32_t arrival_count) {
+// Results of a step, of all ranks. The one with the tokens comes now first, now last: rows that
+// come early are copied.
+static void take_results(struct bench *b, core_action_fn act) {
     struct error err = {0};
     struct core_input result = {.kind = CORE_INPUT_RESULT};
-    for (uint32_t rank = 0; rank < RANKS; rank++) {
+    uint32_t first = (uint32_t)(b->plans % RANKS);
+    for (uint32_t i = 0; i < RANKS; i++) {
         struct message_header header;
         const uint8_t *body = NULL;
         struct step_result decoded;
+        uint32_t rank = (first + i) % RANKS;
         arena_reset(&b->arena);
-        const struct buf *in = &b->results[RANKS - 1 - rank];    // the one with tokens comes last
+        const struct buf *in = &b->results[rank];
         if (codec_header_decode((const uint8_t *)in->data, in->bytes_used, &header, &body, &err) !=
                 STATUS_OK ||
             codec_result_decode(&header, body, &b->arena, &decoded, &err) != STATUS_OK) {
             fail("decode", &err);
         }
+        result.result.rank = rank;
         result.result.result = &decoded;
-        if (rank == RANKS - 1) {
-            core_tick(b->core, b->now_us, &result, 1, on_action, b);
-        }
+        core_tick(b->core, b->now_us, &result, 1, act, b);
     }
+}
+
+// Everything that a controller does between the arrival of a step's results and the next wait.
+static __attribute__((noinline)) void turn(struct bench *b, const struct core_input *arrivals,
+                                           uint32_t arrival_count) {
+    take_results(b, on_action);
     if (arrival_count > 0) {
         core_tick(b->core, b->now_us, arrivals, arrival_count, on_action, b);
     }
@@ -250,23 +257,6 @@ static uint32_t arrive(struct bench *b, uint32_t count, struct core_input *input
     return count;
 }
 
-// The first rank's result, taken as it is.
-static void take_result(struct bench *b, core_action_fn act) {
-    struct error err = {0};
-    struct message_header header;
-    const uint8_t *body = NULL;
-    struct step_result decoded;
-    arena_reset(&b->arena);
-    const struct buf *in = &b->results[0];
-    if (codec_header_decode((const uint8_t *)in->data, in->bytes_used, &header, &body, &err) !=
-            STATUS_OK ||
-        codec_result_decode(&header, body, &b->arena, &decoded, &err) != STATUS_OK) {
-        fail("decode", &err);
-    }
-    struct core_input result = {.kind = CORE_INPUT_RESULT, .result = {.result = &decoded}};
-    core_tick(b->core, b->now_us, &result, 1, act, b);
-}
-
 // ---- a size ------------------------------------------------------------------------------------
 
 static void init(struct bench *b, uint32_t running, uint32_t seq_tokens) {
@@ -299,6 +289,7 @@ static void init(struct bench *b, uint32_t running, uint32_t seq_tokens) {
                                  .group = 1,
                                  .depth = 1,
                                  .groups_max = 1,
+                                 .ranks_max = RANKS,
                                  .tenant_max = 1,
                                  .blocks_per_seq_max = seq_tokens / BLOCK_TOKENS};
     core_policy_defaults(&config.policy);
@@ -320,7 +311,7 @@ static void init(struct bench *b, uint32_t running, uint32_t seq_tokens) {
         .vocabulary = VOCABULARY,
     };
     struct core_input ready = {.kind = CORE_INPUT_WORKER_READY,
-                               .ready = {{0}, &capacity, 1, 0, 1, false}};
+                               .ready = {{0}, &capacity, 1, 0, RANKS, false}};
     core_tick(b->core, b->now_us, &ready, 1, on_action, b);
 }
 
@@ -363,7 +354,7 @@ static void run_size(uint32_t running, uint32_t turns, bool timed) {
         core_tick(b.core, b.now_us, inputs, count, on_action, &b);
         if (b.planned) {
             answer(&b);
-            take_result(&b, on_action);
+            take_results(&b, on_action);
         }
         missing += b.ended;
         b.ended = 0;
@@ -451,7 +442,7 @@ static void run_single(uint32_t rounds) {
         }
         while (b.planned) {
             answer(&b);
-            take_result(&b, on_single);
+            take_results(&b, on_single);
         }
     }
     uint64_t cached = core_counters(b.core)->tokens_prompt_cached;
