@@ -387,16 +387,36 @@ static void follow_pool(struct controller *c) {
     core_gauges(c->core, clock_monotonic_us(), &gauges);
     if (gauges.ready) {
         struct message_capacity capacity = *core_capacity(c->core);
-        capacity.kv_blocks = gauges.kv_blocks_total;
+        capacity.kv_blocks = 0;
+        for (uint32_t g = 0; g < c->groups; g++) {    // the largest may serve the longest
+            core_group_gauges(c->core, g, clock_monotonic_us(), &gauges);
+            if (gauges.kv_blocks_total > capacity.kv_blocks) {
+                capacity.kv_blocks = gauges.kv_blocks_total;
+            }
+        }
         api_on_capacity(c->api, &capacity);
     }
 }
 
-// Blocks that the pool is to have. Bytes are a limit: what they hold, in whole blocks.
+static enum status group_asked(const struct controller *c, const char *name, uint32_t *out,
+                               struct error *err) {
+    char own[16];
+    for (uint32_t g = 0; g < c->groups; g++) {
+        snprintf(own, sizeof own, "%u", g);
+        if (strcmp(name, own) == 0) {
+            *out = g;
+            return STATUS_OK;
+        }
+    }
+    return error_set(err, STATUS_NOT_FOUND, "there is no group '%.64s'; `tare status` names them",
+                     name);
+}
+
+// Blocks that the group's pool is to have. Bytes are a limit: what they hold, in whole blocks.
 static enum status blocks_asked(const struct controller *c, const struct admin_resize *ask,
-                                uint32_t *out, struct error *err) {
+                                uint32_t group, uint32_t *out, struct error *err) {
     struct core_gauges gauges;
-    core_gauges(c->core, clock_monotonic_us(), &gauges);
+    core_group_gauges(c->core, group, clock_monotonic_us(), &gauges);
     int64_t unit = ask->bytes ? (int64_t)block_bytes(c) : 1;
     if (unit == 0) {
         return error_set(err, STATUS_BUSY, "no worker has told its blocks yet");
@@ -419,15 +439,14 @@ static enum status blocks_asked(const struct controller *c, const struct admin_r
 
 static enum status on_resize_kv(void *ctx, const struct admin_resize *ask, struct error *err) {
     struct controller *c = ctx;
-    if (strcmp(ask->group, STATUS_JSON_GROUP) != 0) {
-        return error_set(err, STATUS_NOT_FOUND, "there is no group '%.64s'; `tare status` names it",
-                         ask->group);
-    }
+    uint32_t group = 0;
     uint32_t blocks = 0;
-    TRY(blocks_asked(c, ask, &blocks, err));
-    log_info("controller", "kv resize asked operation=%llu blocks=%u because=\"%.200s\"",
-             (unsigned long long)ask->operation, blocks, ask->reason);
-    struct core_input input = {.kind = CORE_INPUT_RESIZE_KV, .resize = {ask->operation, blocks, 0}};
+    TRY(group_asked(c, ask->group, &group, err));
+    TRY(blocks_asked(c, ask, group, &blocks, err));
+    log_info("controller", "kv resize asked operation=%llu group=%u blocks=%u because=\"%.200s\"",
+             (unsigned long long)ask->operation, group, blocks, ask->reason);
+    struct core_input input = {.kind = CORE_INPUT_RESIZE_KV,
+                               .resize = {ask->operation, blocks, group}};
     enqueue_surely(c, &input);
     tick(c);
     follow_pool(c);
