@@ -74,6 +74,11 @@ for child in $(worker_child); do    # one of each group
     until_true "a new epoch" sh -c "[ \$(bin/tare status --run-dir '$work/run' --json | '$python' -c 'import json, sys; print(max(w[\"epoch\"] for g in json.load(sys.stdin)[\"groups\"] for w in g[\"workers\"]))') -gt $epoch ]"
     until_true "both groups are back" ready_above "$work/run" 0
 done
+bin/tare resize kv 1 24M --run-dir "$work/run" >"$work/resized" || { cat "$work/resized"; fail "tare resize kv 1"; }
+bin/tare get groups --run-dir "$work/run" | awk '{ blocks[$1] = $6 } END { exit !(blocks[1] > blocks[0] && blocks[0] > 0) }' || fail "the pool of group 1 is not larger than that of group 0"
+code=0
+bin/tare resize kv 2 24M --run-dir "$work/run" 2>"$work/resized" || code=$?
+[ $code = 3 ] && grep -q "no group '2'" "$work/resized" || fail "tare resize kv 2: code $code"
 if bin/tare serve "$model" --port 0 --run-dir "$work/run" 2>"$work/second.log"; then fail "two controllers in one run directory"; fi
 grep -q 'belongs to a controller that runs' "$work/second.log" || fail "the second one was not told why"
 stop_server
