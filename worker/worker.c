@@ -15,6 +15,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 enum {
     FRAMES = 8,
@@ -23,6 +24,7 @@ enum {
     ANSWERS = 16,    // last ones, for plans that arrive twice
     DIGEST_BYTES = 32,
     ATTACH_US = 600 * 1000 * 1000,    // other ranks may still load; an ABORT ends it at once
+    JOIN_S = 5,    // patience with the step thread at the end: it may load, or hang
 };
 
 // The answer to a plan, encoded.
@@ -154,6 +156,7 @@ static void begin_epoch(struct worker *worker, const struct link_welcome *welcom
     forget_answers(worker);
     struct error err = {0};
     enum status status = engine_reclaim_kv(worker->engine, &err);
+    worker->progress.epoch = welcome->epoch;    // waiting for the others is no hanging
     if (status == STATUS_OK) {
         status = join_group(worker, welcome, &err);
     }
@@ -286,6 +289,7 @@ static void *step_thread(void *arg) {
     }
     log_info("worker", "engine ready isa=%s attached=%d", engine_isa(worker->engine),
              (int)engine_attached(worker->engine));
+    worker->progress.started = true;
     uint32_t kind = 0;
     size_t bytes = 0;
     while (frame_queue_wait(worker->to_step, &kind, worker->frame, &bytes) == STATUS_OK) {
@@ -368,6 +372,20 @@ static void deinit(struct worker *worker) {
     arena_deinit(&worker->arena);
 }
 
+// Waits for the step thread, which was told to end. One that does not must not keep the process:
+// what it holds is gone with it, and nobody waits for what it computes.
+static void join_step_thread(const struct worker *worker, pthread_t thread, enum status status) {
+    int code = status == STATUS_TIMEOUT ? EXIT_CODE_UNEXPECTED : (int)exit_code_for(status);
+    double scale = worker->options->timer_scale;
+    struct timespec limit = {0};
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_sec += (time_t)(JOIN_S * (scale > 1 ? scale : 1));
+    if (status == STATUS_TIMEOUT || pthread_timedjoin_np(thread, NULL, &limit) != 0) {
+        log_warn("worker", "the process ends without its step thread code=%d", code);
+        holder_end_child(code);
+    }
+}
+
 static enum status run(struct worker *worker, struct error *err) {
     pthread_t thread;
     if (pthread_create(&thread, NULL, step_thread, worker) != 0) {
@@ -392,6 +410,7 @@ static enum status run(struct worker *worker, struct error *err) {
         .to_step = worker->to_step,
         .from_step = worker->from_step,
         .progress = &worker->progress,
+        .watch = &worker->options->notes->watch,
         .stop = worker->options->stop,
     };
     enum status status = controller_link_run(&link, err);
@@ -402,7 +421,10 @@ static enum status run(struct worker *worker, struct error *err) {
     }
     frame_queue_close(worker->to_step);
     frame_queue_close(worker->from_step);    // nobody makes room any more
-    pthread_join(thread, NULL);
+    if (status == STATUS_TIMEOUT) {
+        log_failure("worker", err);
+    }
+    join_step_thread(worker, thread, status);
     return worker->start_status != STATUS_OK ? worker->start_status : status;
 }
 
