@@ -203,6 +203,15 @@ static void on_action(void *ctx, const struct core_action *action) {
     }
 }
 
+// A group was lost: others that are ready go on serving.
+static void say_lost(struct controller *c) {
+    struct core_gauges gauges;
+    core_gauges(c->core, clock_monotonic_us(), &gauges);
+    if (!gauges.ready) {
+        api_on_worker_lost(c->api);
+    }
+}
+
 // New epochs for groups whose state is not ours.
 static void resync(struct controller *c) {
     if (!c->resync_wanted) {
@@ -216,7 +225,7 @@ static void resync(struct controller *c) {
                                       .lost = {{g}, "its state was not ours"}};
             enqueue(c, &lost);
             worker_link_welcome_again(c->link, g);
-            api_on_worker_lost(c->api);
+            say_lost(c);
         }
     }
 }
@@ -502,7 +511,7 @@ static void on_lost(void *ctx, uint32_t group, const char *reason, uint32_t exit
     struct core_input input = {.kind = CORE_INPUT_WORKER_LOST, .lost = {{group}, reason}};
     enqueue_surely(c, &input);
     tick(c);
-    api_on_worker_lost(c->api);
+    say_lost(c);
     // A start that failed for a reason that another try will not change ends the service, unless
     // other groups may come.
     if (exit_code != 0 && !c->announced && c->groups == 1) {

@@ -22,7 +22,7 @@ enum {
     // A child that attaches is at work within some hundredths of a second.
     SHORT_LIFE_US = 1000 * 1000,
     LOOK_US = 250 * 1000,    // between looks at a child's turns
-    LAG_US = 20 * 1000,      // a look that is later was not on time
+    LAG_US = 20 * 1000,      // a look that is later counts as if it were not
 };
 
 static const char CHILD_WORD[] = "--held-memory=";
@@ -114,7 +114,7 @@ _Noreturn void holder_end_child(int exit_code) {
 struct watchdog {
     struct holder_watch *watch;
     uint64_t turns;        // seen last
-    uint64_t silent_us;    // since then, while the looks were on time
+    uint64_t silent_us;    // since then, by looks that were on time
     uint64_t looked_us;
 };
 
@@ -145,7 +145,7 @@ static void look_at(struct watchdog *dog, pid_t child) {
         dog->silent_us = 0;
         return;
     }
-    dog->silent_us += elapsed_us <= LOOK_US + LAG_US ? elapsed_us : 0;
+    dog->silent_us += elapsed_us < LOOK_US + LAG_US ? elapsed_us : LOOK_US + LAG_US;
     if (dog->silent_us > patience_us && !is_debugged(child)) {
         log_warn("holder", "child stands still: killed pid=%d silent_ms=%llu", (int)child,
                  (unsigned long long)dog->silent_us / 1000);
@@ -190,6 +190,7 @@ static int exit_code_of(int wait_status) {
 // Runs one child to its end. False when none could be started.
 static bool run_child(char **argv, const struct holder_fds *fds, struct holder_watch *watch,
                       bool *stopping, int *wait_status) {
+    watch->plans = 0;
     watch->turns = 0;
     watch->patience_us = 0;
     pid_t self = getpid();
@@ -223,7 +224,8 @@ static int supervise(char **argv, const struct holder_fds *fds, struct holder_wa
         if (stopping || !worth_a_restart(status)) {
             return stopping && WIFSIGNALED(status) ? EXIT_CODE_OK : exit_code_of(status);
         }
-        bool served = watch->turns > 0 && clock_monotonic_us() - born_us >= SHORT_LIFE_US;
+        bool short_life = clock_monotonic_us() - born_us < SHORT_LIFE_US;
+        bool served = watch->plans > 0 || (watch->turns > 0 && !short_life);
         futile_lives = served ? 0 : futile_lives + 1;
         if (futile_lives > HOLDER_FUTILE_LIVES_MAX) {
             log_error("holder", "%u children in a row died before they served; giving up",

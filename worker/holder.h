@@ -19,16 +19,16 @@
 // kills a child that counts no further. Only that thread counts: how long a step may take is known
 // to the controller, which ends the epoch of one that is late, and a step thread that does not come
 // to the next epoch is noticed by the I/O thread, which ends the process (controller_link.h). Until
-// the engine is ready nobody looks, however long a start takes; nor while a debugger is attached,
-// nor does time count in which the parent was late itself: the machine stood still then.
+// the engine is ready nobody looks, however long a start takes; nor does anybody kill a child that
+// is debugged. By how much the parent was late itself does not count: the machine stood still then.
 //
 //   Owns       the memory files and the child process.
 //   Thread     the main thread, before any other exists.
 //   Allocates  never after start.
 //   Fails      with an exit code: the child's own when a restart cannot help (bad flags, bad files,
 //              no memory), else when more than HOLDER_FUTILE_LIVES_MAX children in a row died
-//              before they could serve, or within a second: a child that has served for longer is
-//              started again however often it dies.
+//              before they had carried out a plan, or been ready for one after a second of life:
+//              a child that was of use is followed by another one however often it dies.
 
 enum {
     HOLDER_FUTILE_LIVES_MAX = 3,
@@ -36,9 +36,10 @@ enum {
     HOLDER_PATIENCE_IDLE_US = 4000 * 1000,    // its I/O thread turns once a second then
 };
 
-// Written by the child's I/O thread, read by the parent.
+// Written by the child, read by the parent.
 struct holder_watch {
-    _Atomic uint64_t turns;          // since the engine was ready
+    _Atomic uint64_t plans;          // carried out
+    _Atomic uint64_t turns;          // of the I/O thread, since the engine was ready
     _Atomic uint64_t patience_us;    // until the next one; 0: nobody is to look
 };
 

@@ -249,6 +249,7 @@ static enum status run_plan(struct worker *worker, size_t bytes, struct error *e
     arena_reset(&worker->arena);
     TRY(codec_result_encode(&result, &worker->arena, encoded, err));
     post(worker, LINK_FRAME_RESULT, encoded);
+    worker->options->notes->watch.plans += result.status == RESULT_STATUS_OK ? 1 : 0;
     if (result.status == RESULT_STATUS_OK && resize_blocks > 0) {
         resize_pool(worker, resize_blocks);
     }

@@ -426,7 +426,9 @@ static void count_turn(const struct link *link, uint64_t now_us) {
 
 static enum status mind_step_thread(struct link *link, uint64_t now_us, struct error *err) {
     const struct link_progress *progress = link->options->progress;
-    uint64_t elapsed_us = is_late(link, now_us) ? 0 : now_us - link->turn_us;
+    // By how much we were late does not count.
+    uint64_t end_us = is_late(link, now_us) ? link->due_us : now_us;
+    uint64_t elapsed_us = end_us > link->turn_us ? end_us - link->turn_us : 0;
     link->turn_us = now_us;
     if (!link->joined || !progress->started || progress->epoch >= link->epoch) {
         link->untaken_us = 0;
