@@ -56,7 +56,7 @@ struct holder_notes {
     struct kv_stamp kv;
     struct holder_watch watch;
 };
-// In the child: the notes, alive as long as the process; new ones where there is no file.
+// In both halves: the notes, alive as long as the process; new ones where there is no file.
 enum status holder_notes_open(int fd, struct holder_notes **out, struct error *err) MUST_USE;
 
 // True when argv[1] names inherited descriptors: this process is the child. The word is removed.

@@ -149,6 +149,7 @@ static void forget_answers(struct worker *worker) {
 
 static void begin_epoch(struct worker *worker, const struct link_welcome *welcome) {
     worker->epoch = welcome->epoch;
+    worker->progress.epoch = welcome->epoch;    // taken: waiting for the others is no hanging
     worker->options->notes->epoch = welcome->epoch;
     worker->progress.applied_seq = 0;
     worker->progress.completed_seq = 0;
@@ -156,7 +157,6 @@ static void begin_epoch(struct worker *worker, const struct link_welcome *welcom
     forget_answers(worker);
     struct error err = {0};
     enum status status = engine_reclaim_kv(worker->engine, &err);
-    worker->progress.epoch = welcome->epoch;    // waiting for the others is no hanging
     if (status == STATUS_OK) {
         status = join_group(worker, welcome, &err);
     }
