@@ -179,6 +179,17 @@ $(OUT)/tests/fuzz/%: $(OUT)/tests/fuzz/%.o $(ALL_O)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
+# A worker that fails on demand (tests/e2e/faulty_worker.c), beside copies of the other programs.
+FAULTY := $(OUT)/tests/e2e/bin
+FAULTY_WRAPS := worker_run engine_create collective_attach collective_all_reduce_add executor_run \
+    codec_result_encode
+$(FAULTY)/tare-worker: $(call obj,tests/e2e/faulty_worker.c worker/main.c) $(WORKER_O) $(BASE_O)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS) $(FAULTY_WRAPS:%=-Wl,--wrap=%) -o $@ $^ $(LDLIBS)
+$(FAULTY)/tare $(FAULTY)/tare-controller: $(FAULTY)/%: $(OUT)/bin/%
+	@mkdir -p $(@D)
+	@cp $< $@
+
 # ---- people -------------------------------------------------------------------------------------
 SUDO := $(shell [ "$$(id -u 2>/dev/null)" = 0 ] || echo sudo)
 define install_debs
@@ -236,7 +247,7 @@ unit-controller: $(OUT)/tests/unit/run
 
 integration: all    ## numbers against an independent float64 implementation
 	@sh tests/integration/run.sh
-e2e: all    ## real clients against real processes
+e2e: all $(PROGRAMS:%=$(FAULTY)/%)    ## real clients against real processes
 	@sh tests/e2e/run.sh
 tidy:    ## layers, doors, purity, bans, formatting
 	@sh tests/tidy/tidy.sh

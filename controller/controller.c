@@ -203,8 +203,8 @@ static void on_action(void *ctx, const struct core_action *action) {
     }
 }
 
-// Tokens come out as long as some group is ready.
-static void tell_lost(struct controller *c) {
+// A group was lost: others that are ready go on serving.
+static void say_lost(struct controller *c) {
     struct core_gauges gauges;
     core_gauges(c->core, clock_monotonic_us(), &gauges);
     if (!gauges.ready) {
@@ -225,7 +225,7 @@ static void resync(struct controller *c) {
                                       .lost = {{g}, "its state was not ours"}};
             enqueue(c, &lost);
             worker_link_welcome_again(c->link, g);
-            tell_lost(c);
+            say_lost(c);
         }
     }
 }
@@ -530,7 +530,7 @@ static void on_lost(void *ctx, uint32_t group, const char *reason, uint32_t exit
     struct core_input input = {.kind = CORE_INPUT_WORKER_LOST, .lost = {{group}, reason}};
     enqueue_surely(c, &input);
     tick(c);
-    tell_lost(c);
+    say_lost(c);
     // A start that failed for a reason that another try will not change ends the service, unless
     // other groups may come.
     if (exit_code != 0 && !c->announced && c->groups == 1) {

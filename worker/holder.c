@@ -14,11 +14,16 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { WORDS_MAX = 512 };
-// A child that attaches is at work within some hundredths of a second.
-enum { SHORT_LIFE_US = 1000 * 1000 };
+enum {
+    // A child that attaches is at work within some hundredths of a second.
+    SHORT_LIFE_US = 1000 * 1000,
+    LOOK_US = 250 * 1000,    // between looks at a child's turns
+    LAG_US = 20 * 1000,      // a look that is later counts as if it were not
+};
 
 static const char CHILD_WORD[] = "--held-memory=";
 
@@ -100,20 +105,74 @@ static void become_child(char **argv, const struct holder_fds *fds, pid_t parent
     _exit(EXIT_CODE_OS);
 }
 
+_Noreturn void holder_end_child(int exit_code) {
+    _exit(exit_code);
+}
+
+// ---- a child that stands still -----------------------------------------------------------------
+
+struct watchdog {
+    struct holder_watch *watch;
+    uint64_t turns;        // seen last
+    uint64_t silent_us;    // since then, by looks that were on time
+    uint64_t looked_us;
+};
+
+static bool is_debugged(pid_t child) {
+    char path[64], line[128];
+    snprintf(path, sizeof path, "/proc/%d/status", (int)child);
+    FILE *file = fopen(path, "r");
+    int tracer = 0;
+    while (file != NULL && tracer == 0 && fgets(line, sizeof line, file) != NULL) {
+        if (sscanf(line, "TracerPid: %d", &tracer) == 1) {
+            break;
+        }
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return tracer != 0;
+}
+
+static void look_at(struct watchdog *dog, pid_t child) {
+    uint64_t now_us = clock_monotonic_us();
+    uint64_t elapsed_us = now_us - dog->looked_us;
+    dog->looked_us = now_us;
+    uint64_t turns = dog->watch->turns;
+    uint64_t patience_us = dog->watch->patience_us;
+    if (turns != dog->turns || patience_us == 0) {
+        dog->turns = turns;
+        dog->silent_us = 0;
+        return;
+    }
+    dog->silent_us += elapsed_us < LOOK_US + LAG_US ? elapsed_us : LOOK_US + LAG_US;
+    if (dog->silent_us > patience_us && !is_debugged(child)) {
+        log_warn("holder", "child stands still: killed pid=%d silent_ms=%llu", (int)child,
+                 (unsigned long long)dog->silent_us / 1000);
+        kill(child, SIGKILL);
+        dog->silent_us = 0;
+    }
+}
+
 // Waits for the child, passing a stop signal on once. Returns its wait status.
-static int wait_for(pid_t child, bool *stopping) {
+static int wait_for(pid_t child, struct holder_watch *watch, bool *stopping) {
     sigset_t watched;
     watched_signals(&watched);
+    struct watchdog dog = {.watch = watch, .looked_us = clock_monotonic_us()};
+    const struct timespec pause = {.tv_nsec = LOOK_US * 1000};
     int status = 0;
     while (waitpid(child, &status, WNOHANG) != child) {
-        int signal = sigwaitinfo(&watched, NULL);
+        int signal = sigtimedwait(&watched, NULL, &pause);
         if ((signal == SIGTERM || signal == SIGINT) && !*stopping) {
             *stopping = true;
             kill(child, SIGTERM);
         }
+        look_at(&dog, child);
     }
     return status;
 }
+
+// ---- lives -------------------------------------------------------------------------------------
 
 // A restart helps against crashes; it does not help against bad flags, files or sizes.
 static bool worth_a_restart(int wait_status) {
@@ -128,44 +187,51 @@ static int exit_code_of(int wait_status) {
     return WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : EXIT_CODE_SOFTWARE;
 }
 
-// The last epoch that a child took part in; 0: none.
-static uint64_t noted_epoch(const struct holder_fds *fds) {
-    uint64_t epoch = 0;
-    ssize_t bytes = pread(fds->notes, &epoch, sizeof epoch, offsetof(struct holder_notes, epoch));
-    return bytes == (ssize_t)sizeof epoch ? epoch : 0;
+// Runs one child to its end. False when none could be started.
+static bool run_child(char **argv, const struct holder_fds *fds, struct holder_watch *watch,
+                      bool *stopping, int *wait_status) {
+    watch->plans = 0;
+    watch->turns = 0;
+    watch->patience_us = 0;
+    pid_t self = getpid();
+    pid_t child = fork();
+    if (child < 0) {
+        log_error("holder", "no child process: %s", strerror(errno));
+        return false;
+    }
+    if (child == 0) {
+        become_child(argv, fds, self);
+    }
+    log_info("holder", "child started pid=%d", (int)child);
+    *wait_status = wait_for(child, watch, stopping);
+    if (!*stopping && worth_a_restart(*wait_status)) {
+        log_warn("holder", "child died pid=%d signal=%d code=%d", (int)child,
+                 WIFSIGNALED(*wait_status) ? WTERMSIG(*wait_status) : 0,
+                 WIFEXITED(*wait_status) ? WEXITSTATUS(*wait_status) : 0);
+    }
+    return true;
 }
 
-static int supervise(char **argv, const struct holder_fds *fds) {
+static int supervise(char **argv, const struct holder_fds *fds, struct holder_watch *watch) {
     bool stopping = false;
-    uint32_t short_lives = 0;    // one after the other
+    uint32_t futile_lives = 0;    // one after the other
     for (;;) {
         uint64_t born_us = clock_monotonic_us();
-        uint64_t epoch = noted_epoch(fds);
-        pid_t self = getpid();
-        pid_t child = fork();
-        if (child < 0) {
-            log_error("holder", "no child process: %s", strerror(errno));
+        int status = 0;
+        if (!run_child(argv, fds, watch, &stopping, &status)) {
             return EXIT_CODE_OS;
         }
-        if (child == 0) {
-            become_child(argv, fds, self);
-        }
-        log_info("holder", "child started pid=%d", (int)child);
-        int status = wait_for(child, &stopping);
         if (stopping || !worth_a_restart(status)) {
             return stopping && WIFSIGNALED(status) ? EXIT_CODE_OK : exit_code_of(status);
         }
-        bool lived = noted_epoch(fds) > epoch || clock_monotonic_us() - born_us >= SHORT_LIFE_US;
-        short_lives = lived ? 0 : short_lives + 1;
-        if (short_lives > HOLDER_SHORT_LIVES_MAX) {
-            log_error("holder",
-                      "%u children in a row died within a second of their start; giving up",
-                      short_lives);
+        bool short_life = clock_monotonic_us() - born_us < SHORT_LIFE_US;
+        bool served = watch->plans > 0 || (watch->turns > 0 && !short_life);
+        futile_lives = served ? 0 : futile_lives + 1;
+        if (futile_lives > HOLDER_FUTILE_LIVES_MAX) {
+            log_error("holder", "%u children in a row died before they served; giving up",
+                      futile_lives);
             return EXIT_CODE_SOFTWARE;
         }
-        log_warn("holder", "child died, starting another pid=%d signal=%d code=%d", (int)child,
-                 WIFSIGNALED(status) ? WTERMSIG(status) : 0,
-                 WIFEXITED(status) ? WEXITSTATUS(status) : 0);
     }
 }
 
@@ -175,12 +241,15 @@ int holder_run(char **argv) {
     sigprocmask(SIG_BLOCK, &watched, NULL);
     struct holder_fds fds = {memfd_create("tare-weights", 0), memfd_create("tare-kv", 0),
                              memfd_create("tare-notes", 0)};
-    int code;
+    struct holder_notes *notes = NULL;
+    struct error err = {0};
+    int code = EXIT_CODE_OS;
     if (fds.weights < 0 || fds.kv < 0 || fds.notes < 0) {
         log_error("holder", "no memory files: %s", strerror(errno));
-        code = EXIT_CODE_OS;
+    } else if (holder_notes_open(fds.notes, &notes, &err) != STATUS_OK) {
+        log_failure("holder", &err);
     } else {
-        code = supervise(argv, &fds);
+        code = supervise(argv, &fds, &notes->watch);
     }
     const int all[] = {fds.weights, fds.kv, fds.notes};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {

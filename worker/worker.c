@@ -15,6 +15,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 enum {
     FRAMES = 8,
@@ -23,6 +24,7 @@ enum {
     ANSWERS = 16,    // last ones, for plans that arrive twice
     DIGEST_BYTES = 32,
     ATTACH_US = 600 * 1000 * 1000,    // other ranks may still load; an ABORT ends it at once
+    JOIN_S = 5,    // patience with the step thread at the end: it may load, or hang
 };
 
 // The answer to a plan, encoded.
@@ -147,6 +149,7 @@ static void forget_answers(struct worker *worker) {
 
 static void begin_epoch(struct worker *worker, const struct link_welcome *welcome) {
     worker->epoch = welcome->epoch;
+    worker->progress.epoch = welcome->epoch;    // taken: waiting for the others is no hanging
     worker->options->notes->epoch = welcome->epoch;
     worker->progress.applied_seq = 0;
     worker->progress.completed_seq = 0;
@@ -246,6 +249,7 @@ static enum status run_plan(struct worker *worker, size_t bytes, struct error *e
     arena_reset(&worker->arena);
     TRY(codec_result_encode(&result, &worker->arena, encoded, err));
     post(worker, LINK_FRAME_RESULT, encoded);
+    worker->options->notes->watch.plans += result.status == RESULT_STATUS_OK ? 1 : 0;
     if (result.status == RESULT_STATUS_OK && resize_blocks > 0) {
         resize_pool(worker, resize_blocks);
     }
@@ -286,6 +290,7 @@ static void *step_thread(void *arg) {
     }
     log_info("worker", "engine ready isa=%s attached=%d", engine_isa(worker->engine),
              (int)engine_attached(worker->engine));
+    worker->progress.started = true;
     uint32_t kind = 0;
     size_t bytes = 0;
     while (frame_queue_wait(worker->to_step, &kind, worker->frame, &bytes) == STATUS_OK) {
@@ -368,6 +373,20 @@ static void deinit(struct worker *worker) {
     arena_deinit(&worker->arena);
 }
 
+// Waits for the step thread, which was told to end. One that does not must not keep the process:
+// what it holds is gone with it, and nobody waits for what it computes.
+static void join_step_thread(const struct worker *worker, pthread_t thread, enum status status) {
+    int code = status == STATUS_TIMEOUT ? EXIT_CODE_UNEXPECTED : (int)exit_code_for(status);
+    double scale = worker->options->timer_scale;
+    struct timespec limit = {0};
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_sec += (time_t)(JOIN_S * (scale > 1 ? scale : 1));
+    if (status == STATUS_TIMEOUT || pthread_timedjoin_np(thread, NULL, &limit) != 0) {
+        log_warn("worker", "the process ends without its step thread code=%d", code);
+        holder_end_child(code);
+    }
+}
+
 static enum status run(struct worker *worker, struct error *err) {
     pthread_t thread;
     if (pthread_create(&thread, NULL, step_thread, worker) != 0) {
@@ -392,6 +411,7 @@ static enum status run(struct worker *worker, struct error *err) {
         .to_step = worker->to_step,
         .from_step = worker->from_step,
         .progress = &worker->progress,
+        .watch = &worker->options->notes->watch,
         .stop = worker->options->stop,
     };
     enum status status = controller_link_run(&link, err);
@@ -402,7 +422,10 @@ static enum status run(struct worker *worker, struct error *err) {
     }
     frame_queue_close(worker->to_step);
     frame_queue_close(worker->from_step);    // nobody makes room any more
-    pthread_join(thread, NULL);
+    if (status == STATUS_TIMEOUT) {
+        log_failure("worker", err);
+    }
+    join_step_thread(worker, thread, status);
     return worker->start_status != STATUS_OK ? worker->start_status : status;
 }
 

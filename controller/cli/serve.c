@@ -305,9 +305,10 @@ static bool worker_ended(struct serve *serve, struct worker_child *worker, int s
         return false;
     }
     worker->given_up = true;
-    if (goes_on(serve)) {
-        fprintf(stderr, "tare: worker g%ur%u cannot start (exit code %d): the other groups go on\n",
-                worker->group, worker->rank, *code);
+    bool others = goes_on(serve);
+    fprintf(stderr, "tare: worker g%ur%u is not started again (exit code %d): %s\n", worker->group,
+            worker->rank, *code, others ? "the other groups go on" : "the service ends");
+    if (others) {
         return false;
     }
     *code = *code == EXIT_CODE_OK ? EXIT_CODE_UNEXPECTED : *code;

@@ -6,7 +6,7 @@ start_server() {
     log=$1
     shift
     : >"$log"    # not what an earlier server wrote there
-    bin/tare serve "$@" --port 0 2>"$log" &
+    "${TARE:-bin/tare}" serve "$@" --port 0 2>"$log" &
     SERVER=$!
     # The condition is the line after the ready line, which is then whole; the pause only spaces the looks at it.
     tries=0

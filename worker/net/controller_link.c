@@ -45,11 +45,13 @@ struct link {
     uint64_t epoch;    // of the last welcome, 0 for none
     bool joined;       // welcomed since this process began
     uint64_t lease_us;
-    uint64_t heard_us;    // last word from the controller
-    uint64_t due_us;      // when this turn should have begun
-    uint64_t sent_us;     // last hello or heartbeat
-    uint64_t hello_us;    // until the next try with a hello that no channel took
-    uint64_t plan_us;     // last plan
+    uint64_t heard_us;      // last word from the controller
+    uint64_t due_us;        // when this turn should have begun
+    uint64_t sent_us;       // last hello or heartbeat
+    uint64_t hello_us;      // until the next try with a hello that no channel took
+    uint64_t plan_us;       // last plan
+    uint64_t turn_us;       // when this turn began
+    uint64_t untaken_us;    // a welcome waits for the step thread, while our turns were on time
     bool orphan;
     bool released;    // KV memory was given back since the last word
     bool leaving;
@@ -178,11 +180,11 @@ static enum status send_heartbeat(struct link *link) {
 }
 
 // Best effort: a controller that misses it notices the silence.
-static void send_goodbye(struct link *link) {
+static void send_goodbye(struct link *link, const char *why) {
     struct control_message message = {
         .kind = MESSAGE_KIND_GOODBYE,
         .address = {.group = link->options->group, .epoch = link->epoch},
-        .text = {.code = 0, .text = "leaving"},
+        .text = {.code = 0, .text = why},
     };
     enum status status = send_control(link, &message);
     (void)status;
@@ -405,12 +407,49 @@ static void drain_step(struct link *link) {
 
 // ---- the loop ----------------------------------------------------------------------------------
 
+// The whole process stood still, or had no core: what did not come meanwhile says nothing.
+static bool is_late(const struct link *link, uint64_t now_us) {
+    uint64_t lag_us = scaled(link, LAG_US);
+    return now_us > link->due_us + (lag_us > LAG_US ? lag_us : LAG_US);
+}
+
+// Says to the parent that this loop turns, once a start is over.
+static void count_turn(const struct link *link, uint64_t now_us) {
+    struct holder_watch *watch = link->options->watch;
+    if (watch == NULL || !link->options->progress->started) {
+        return;
+    }
+    bool busy = now_us - link->plan_us < BUSY_US;
+    watch->patience_us = scaled(link, busy ? HOLDER_PATIENCE_US : HOLDER_PATIENCE_IDLE_US);
+    watch->turns++;
+}
+
+static enum status mind_step_thread(struct link *link, uint64_t now_us, struct error *err) {
+    const struct link_progress *progress = link->options->progress;
+    // By how much we were late does not count.
+    uint64_t end_us = is_late(link, now_us) ? link->due_us : now_us;
+    uint64_t elapsed_us = end_us > link->turn_us ? end_us - link->turn_us : 0;
+    link->turn_us = now_us;
+    if (!link->joined || !progress->started || progress->epoch >= link->epoch) {
+        link->untaken_us = 0;
+        return STATUS_OK;
+    }
+    link->untaken_us += elapsed_us;
+    if (link->untaken_us <= scaled(link, LINK_STEP_HANGS_US)) {
+        return STATUS_OK;
+    }
+    return error_set(err, STATUS_TIMEOUT,
+                     "the step thread hangs in epoch %llu: it did not come to epoch %llu within "
+                     "%llu ms",
+                     (unsigned long long)progress->epoch, (unsigned long long)link->epoch,
+                     (unsigned long long)link->untaken_us / 1000);
+}
+
 // A controller that never spoke is not there. One that fell silent is stopped, busy or being
 // restarted, and a worker that left would take its weights along.
 static enum status mind_silence(struct link *link, uint64_t now_us, struct error *err) {
-    uint64_t lag_us = scaled(link, LAG_US);
-    if (now_us > link->due_us + (lag_us > LAG_US ? lag_us : LAG_US)) {
-        link->heard_us = now_us;    // we stood still ourselves
+    if (is_late(link, now_us)) {
+        link->heard_us = now_us;
     }
     uint64_t silent_us = now_us - link->heard_us;
     if (!link->joined) {
@@ -458,6 +497,7 @@ static int sleep_ms(const struct link *link, uint64_t now_us) {
 static enum status loop(struct link *link, struct error *err) {
     link->heard_us = clock_monotonic_us();
     link->due_us = link->heard_us;
+    link->turn_us = link->heard_us;
     while (!link->leaving) {
         // First what has come: after a long stop of this process silence would be imagined.
         bool left = false;
@@ -469,6 +509,8 @@ static enum status loop(struct link *link, struct error *err) {
         }
         uint64_t now_us = clock_monotonic_us();
         TRY(mind_silence(link, now_us, err));
+        TRY(mind_step_thread(link, now_us, err));
+        count_turn(link, now_us);
         say_something(link, now_us);
         if (*link->options->stop != 0) {
             break;
@@ -517,8 +559,13 @@ enum status controller_link_run(const struct controller_link_options *options, s
     }
     if (status == STATUS_OK) {
         status = loop(&link, err);
-        if (status == STATUS_SHUTDOWN && !link.bid_farewell) {
-            send_goodbye(&link);
+        if (options->watch != NULL) {
+            options->watch->patience_us = 0;
+        }
+        if (status == STATUS_TIMEOUT) {
+            send_goodbye(&link, "its step thread hangs");
+        } else if (status == STATUS_SHUTDOWN && !link.bid_farewell) {
+            send_goodbye(&link, "leaving");
         }
         if (status == STATUS_PEER_LOST) {
             explain_silence(&link, err);

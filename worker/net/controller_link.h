@@ -4,6 +4,7 @@
 
 #include "common/status.h"
 #include "worker/comm/collective.h"
+#include "worker/holder.h"
 #include "worker/net/frame_queue.h"
 #include "worker/net/launch_gate.h"
 #include <stdbool.h>
@@ -31,6 +32,11 @@
 // says nothing about the controller. ABORT, and every WELCOME, end the waits of older epochs at
 // once, from this thread: the step thread may be inside one.
 //
+// A step thread that takes no welcome for LINK_STEP_HANGS_US hangs in a step that nobody waits for
+// any more: its waits for other ranks were ended before. The link ends then, and the process with
+// it, so that another one takes its place. Whether this loop itself turns is watched by the parent
+// (holder.h).
+//
 //   Owns       its two channels; keeps the queues.
 //   Thread     the I/O thread.
 //   Allocates  while opening.
@@ -57,12 +63,15 @@ enum {
     LINK_LEASE_US = 1000 * 1000,    // where the WELCOME names none
     LINK_ORPHAN_KEEP_US = 60 * 1000 * 1000,
     LINK_ORPHAN_EXIT_US = 600 * 1000 * 1000,
+    LINK_STEP_HANGS_US = 5 * 1000 * 1000,
 };
 
 // Published by the step thread, read by the link.
 struct link_progress {
     _Atomic uint64_t applied_seq;
     _Atomic uint64_t completed_seq;
+    _Atomic bool started;      // frames are taken from now on
+    _Atomic uint64_t epoch;    // the last one that was begun
 };
 
 struct controller_link_options {
@@ -80,14 +89,15 @@ struct controller_link_options {
     struct frame_queue *to_step;
     struct frame_queue *from_step;
     struct link_progress *progress;
+    struct holder_watch *watch;    // NULL: nobody looks whether the loop turns
     const _Atomic int *stop;
     double timer_scale;     // of every time that says something about the controller; 0: 1
     uint64_t silence_us;    // never welcomed for so long, it leaves; 0: 10 s
 };
 
 // Runs until the end and says why: SHUTDOWN (asked by controller or signal, or the start failed),
-// PEER_LOST, VERSION (refused). A failed start is told to the controller even before the link
-// stands, with patience of a few seconds.
+// PEER_LOST, VERSION (refused), TIMEOUT (the step thread hangs: it cannot be joined). A failed
+// start is told to the controller even before the link stands, with patience of a few seconds.
 enum status controller_link_run(const struct controller_link_options *options,
                                 struct error *err) MUST_USE;
 

@@ -3,7 +3,8 @@
 // messages and broken ones between good ones end nothing; a channel without room delays and loses
 // nothing; a worker outlives a controller that falls silent, launching nothing meanwhile, and
 // leaves when there never was one; it takes no epoch that is not larger and no welcome that is not
-// for it; an abort ends what waits for other ranks.
+// for it; an abort ends what waits for other ranks; a step thread that takes no welcome ends the
+// link; turns are counted for the parent while a started worker is linked.
 // Method: the link on a thread of its own, over real sockets, against the controller's side.
 #include "common/clock.h"
 #include "common/log.h"
@@ -29,6 +30,7 @@ struct fixture {
     char address[80];
     _Atomic int stop;
     struct link_progress progress;
+    struct holder_watch watch;
     struct launch_gate gate;
     struct frame_queue *to_step, *from_step;
     struct controller_link_options options;
@@ -615,6 +617,55 @@ START_TEST(a_slow_controller_gets_every_result_in_order) {
 }
 END_TEST
 
+// ---- what hangs --------------------------------------------------------------------------------
+
+// The welcome is never taken: times a fiftieth.
+START_TEST(a_step_thread_that_takes_no_welcome_ends_the_link) {
+    struct transport *plan = listen_on("plan");
+    struct transport *control = listen_on("control");
+    f->options.timer_scale = 0.02;
+    f->options.silence_us = 20 * 1000 * 1000;
+    f->progress.started = true;
+    start_link();
+    await_word(control);
+    welcome_into(control, 5, 60000);
+    pthread_join(f->thread, NULL);
+    ck_assert_int_eq(f->status, STATUS_TIMEOUT);
+    await_kind(control, MESSAGE_KIND_GOODBYE);
+    transport_close(plan);
+    transport_close(control);
+}
+END_TEST
+
+START_TEST(turns_are_counted_once_the_start_is_over) {
+    struct transport *plan = listen_on("plan");
+    struct transport *control = listen_on("control");
+    f->options.watch = &f->watch;
+    start_link();
+    await_word(control);
+    welcome_into(control, 5, 60000);
+    await_kind(control, MESSAGE_KIND_HEARTBEAT);
+    ck_assert_uint_eq(f->watch.turns, 0);
+    ck_assert_uint_eq(f->watch.patience_us, 0);
+    f->progress.epoch = 5;
+    f->progress.started = true;
+    await_kind(control, MESSAGE_KIND_HEARTBEAT);
+    await_kind(control, MESSAGE_KIND_HEARTBEAT);
+    ck_assert_uint_gt(f->watch.turns, 0);
+    ck_assert_uint_eq(f->watch.patience_us, HOLDER_PATIENCE_IDLE_US);
+    const uint8_t plan_bytes[64] = {0};
+    send_surely(plan, plan_bytes, sizeof plan_bytes);
+    for (int i = 0; i < TURNS_MAX && f->watch.patience_us != HOLDER_PATIENCE_US; i++) {
+        nap();
+    }
+    ck_assert_uint_eq(f->watch.patience_us, HOLDER_PATIENCE_US);
+    end_link();
+    ck_assert_uint_eq(f->watch.patience_us, 0);    // leaving takes as long as it takes
+    transport_close(plan);
+    transport_close(control);
+}
+END_TEST
+
 Suite *suite_controller_link(void) {
     Suite *suite = suite_create("worker/net/controller_link");
     TCase *tc = tcase_create("all");
@@ -631,6 +682,8 @@ Suite *suite_controller_link(void) {
     tcase_add_test(tc, a_worker_that_was_never_welcomed_leaves);
     tcase_add_test(tc, a_capacity_report_waits_for_the_plan_channel);
     tcase_add_test(tc, a_slow_controller_gets_every_result_in_order);
+    tcase_add_test(tc, a_step_thread_that_takes_no_welcome_ends_the_link);
+    tcase_add_test(tc, turns_are_counted_once_the_start_is_over);
     suite_add_tcase(suite, tc);
     return suite;
 }
