@@ -78,6 +78,9 @@ CHAOS_S=${CHAOS_S:-60} sh tests/e2e/chaos.sh
 part "ranks that die, stop, hang and lie under streams"
 sh tests/e2e/faults.sh "$python"
 
+part "streams outlive their controller"
+"$python" tests/e2e/clients/resume_stream.py "$work/tiny"
+
 part "overload is answered and retried"
 start_server "$work/small.log" "$work/tiny" --max-num-seqs 2 --max-num-queued-reqs 2
 "$python" tests/e2e/clients/openai_client.py "$URL" --overload
