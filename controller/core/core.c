@@ -66,8 +66,8 @@ static enum status check_config(const struct core_config *config, struct error *
         config->blocks_max > BOUND_BLOCKS || config->depth == 0 ||
         config->depth > SCHEDULER_DEPTH_MAX || config->groups_max == 0 ||
         config->groups_max > BOUND_GROUPS || config->tenant_max == 0 ||
-        config->ranks_max > BOUND_RANKS || config->blocks_per_seq_max > BOUND_BLOCKS_PER_SEQ ||
-        !policy_in_bounds(&config->policy)) {
+        config->tenant_max > BOUND_TENANTS || config->ranks_max > BOUND_RANKS ||
+        config->blocks_per_seq_max > BOUND_BLOCKS_PER_SEQ || !policy_in_bounds(&config->policy)) {
         return error_set(err, STATUS_INVALID, "core limits are outside their bounds");
     }
     return STATUS_OK;
