@@ -80,6 +80,10 @@
 #define BOUND_HTTP_IDLE_US (75u * 1000 * 1000)
 // API keys, and names or origins given in one option. Refuse to start.
 #define BOUND_API_KEYS 1024u
+// Tenants that one core tells apart: keys, as many whose requests outlive them, and nobody's.
+#define BOUND_TENANTS (2u * BOUND_API_KEYS + 1)
+// A file of API keys, which is read as a whole. Refuse to start.
+#define BOUND_API_KEY_FILE_BYTES (2u * 1024 * 1024)
 #define BOUND_NAMES 16u
 // Chunk extensions and trailers of one body, which nobody needs. 431.
 #define BOUND_HTTP_CHUNK_OVERHEAD_BYTES (16u * 1024)

@@ -701,6 +701,7 @@ static enum status create_api(struct controller *c, struct uv_loop_s *loop, stru
     config.background = c->background;
     config.version = VERSION_NUMBER;
     config.commit = VERSION_COMMIT;
+    config.group_ranks = (uint32_t)config_int(c->config, OPTION_TENSOR_PARALLEL_SIZE);
     config.server_header = config_bool(c->config, OPTION_SERVER_HEADER);
     config.any_model_name = config_bool(c->config, OPTION_ANY_MODEL_NAME);
     config.strict_max_tokens = config_bool(c->config, OPTION_STRICT_MAX_TOKENS);

@@ -14,6 +14,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
@@ -48,6 +49,14 @@ static void wire_bytes(struct wire *w, void *bytes, size_t byte_count) {
 
 // Numbers lie as they do in memory: a log is replayed where it was written, or on its like.
 #define WIRE(w, field) wire_bytes((w), &(field), sizeof(field))
+
+// Read as a byte: a bool that is neither 0 nor 1 would be no value at all.
+static void wire_bool(struct wire *w, bool *value) {
+    uint8_t byte = *value ? 1 : 0;
+    WIRE(w, byte);
+    w->broken = w->broken || byte > 1;
+    *value = byte == 1;
+}
 
 static void wire_config(struct wire *w, struct core_config *config) {
     WIRE(w, config->seqs_max);
@@ -85,8 +94,8 @@ static void wire_request(struct wire *w, struct core_request *r) {
     WIRE(w, s->frequency_penalty);
     WIRE(w, s->seed);
     WIRE(w, s->stream);
-    WIRE(w, s->want_logprobs);
-    WIRE(w, s->want_prompt_logprobs);
+    wire_bool(w, &s->want_logprobs);
+    wire_bool(w, &s->want_prompt_logprobs);
     WIRE(w, s->top_logprobs);
     WIRE(w, s->min_tokens);
     WIRE(w, s->stop_token_count);
@@ -168,7 +177,7 @@ static void append_ready(struct input_log *log, struct wire *w, const struct cor
     WIRE(w, epoch);
     WIRE(w, group);
     WIRE(w, world);
-    WIRE(w, kv_kept);
+    wire_bool(w, &kv_kept);
     if (codec_control_encode(&message, &log->arena, &log->frame, NULL) != STATUS_OK) {
         end_log(log, "a capacity report cannot be encoded");
     }
@@ -239,7 +248,11 @@ void input_log_tick(struct input_log *log, uint64_t now_us, const struct core_in
     write_record(log, RECORD_TICK);
     if (now_us - log->flushed_us > FLUSH_US) {
         log->flushed_us = now_us;
-        fflush(log->file);
+        // What could not be written is dropped by the library: whatever came behind it would be
+        // read as something else.
+        if (fflush(log->file) != 0) {
+            end_log(log, strerror(errno));
+        }
     }
 }
 
@@ -273,6 +286,29 @@ void input_log_plan(struct input_log *log, const struct plan *plan) {
     buf_reset(&log->frame);
 }
 
+// A file of ours alone, also where one lay there before. Nothing else: a named pipe would hold the
+// loop when its reader is slow.
+static enum status open_file(const char *path, FILE **out, struct error *err) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    if (fd < 0) {
+        error_hint(err, "name a regular file, in a directory that is there, with --input-log");
+        return error_set_os(err, STATUS_IO, "input log '%s'", path);
+    }
+    struct stat info;
+    enum status status = STATUS_OK;
+    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+        status = error_set(err, STATUS_IO, "input log '%s' is not a regular file", path);
+    } else if (fchmod(fd, 0600) != 0 || ftruncate(fd, 0) != 0) {
+        status = error_set_os(err, STATUS_IO, "input log '%s'", path);
+    } else if ((*out = fdopen(fd, "wb")) == NULL) {
+        status = error_set_os(err, STATUS_EXHAUSTED, "input log '%s'", path);
+    }
+    if (status != STATUS_OK) {
+        close(fd);
+    }
+    return status;
+}
+
 enum status input_log_create(const char *path, uint64_t bytes_max, const struct core_config *config,
                              struct input_log **out, struct error *err) {
     struct input_log *log = memory_zalloc(sizeof *log);
@@ -283,13 +319,8 @@ enum status input_log_create(const char *path, uint64_t bytes_max, const struct 
     buf_init(&log->record, RECORD_BYTES_MAX);
     buf_init(&log->frame, RECORD_BYTES_MAX);
     arena_init(&log->arena, RECORD_BYTES_MAX);
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    log->file = fd < 0 ? NULL : fdopen(fd, "wb");
-    if (log->file == NULL) {
-        enum status status = error_set_os(err, STATUS_IO, "input log '%s'", path);
-        if (fd >= 0) {
-            close(fd);
-        }
+    enum status status = open_file(path, &log->file, err);
+    if (status != STATUS_OK) {
         input_log_close(log);
         return status;
     }
@@ -338,6 +369,7 @@ struct replay {
     const uint8_t *at, *end;    // records not read yet
     const uint8_t *begin;
     uint64_t ticks, inputs, plans;
+    bool damaged;    // at `at`
     enum status status;
     struct error *err;
 };
@@ -356,7 +388,8 @@ static void forget(struct replay *r, uint64_t id) {
     }
 }
 
-// The next whole record, or false at the end of what was written.
+// The next whole record, or false at the end of what was written, or where it is damaged: a dying
+// process leaves less than a record, never another one.
 static bool next_record(struct replay *r, uint8_t *kind, struct wire *out) {
     uint32_t bytes = 0, crc = 0;
     if (r->end - r->at < RECORD_HEAD_BYTES) {
@@ -364,11 +397,15 @@ static bool next_record(struct replay *r, uint8_t *kind, struct wire *out) {
     }
     memcpy(&bytes, r->at, sizeof bytes);
     memcpy(&crc, r->at + 4, sizeof crc);
-    if (bytes > (size_t)(r->end - r->at) - RECORD_HEAD_BYTES ||
-        checksum(r->at[8], r->at + RECORD_HEAD_BYTES, bytes) != crc) {
+    if (bytes > (size_t)(r->end - r->at) - RECORD_HEAD_BYTES) {
         return false;
     }
     *kind = r->at[8];
+    if (*kind < RECORD_CONFIG || *kind > RECORD_PLAN ||
+        checksum(*kind, r->at + RECORD_HEAD_BYTES, bytes) != crc) {
+        r->damaged = true;
+        return false;
+    }
     *out = (struct wire){.at = r->at + RECORD_HEAD_BYTES, .end = r->at + RECORD_HEAD_BYTES + bytes};
     r->at += RECORD_HEAD_BYTES + bytes;
     return true;
@@ -502,7 +539,7 @@ static bool read_request(struct replay *r, struct wire *w, struct core_input *in
     request->keys = request->key_capacity > 0 ? kept->keys : NULL;
     request->sampling.bias = kept->bias;
     input->request = request;
-    return !w->broken;
+    return !w->broken && sampling_validate(&request->sampling, INT32_MAX, NULL) == STATUS_OK;
 }
 
 static bool read_frame(struct wire *w, const uint8_t **frame, uint32_t *bytes) {
@@ -525,7 +562,7 @@ static bool read_ready(struct replay *r, struct wire *w, struct core_input *inpu
     WIRE(w, input->ready.epoch);
     WIRE(w, input->ready.group);
     WIRE(w, input->ready.world);
-    WIRE(w, input->ready.kv_kept);
+    wire_bool(w, &input->ready.kv_kept);
     if (!read_frame(w, &frame, &bytes) || input->ready.group >= r->config.groups_max ||
         input->ready.world == 0 ||
         input->ready.world > r->config.ranks_max + (r->config.ranks_max == 0) ||
@@ -646,6 +683,11 @@ static enum status replay_all(struct replay *r) {
             return status;
         }
     }
+    if (r->damaged) {
+        return error_set(r->err, STATUS_CORRUPT,
+                         "the record at offset %llu is damaged; %llu plans before it are equal",
+                         (unsigned long long)(r->at - r->begin), (unsigned long long)r->plans);
+    }
     buf_printf(r->out, "replayed %llu ticks with %llu inputs: %llu plans, all equal",
                (unsigned long long)r->ticks, (unsigned long long)r->inputs,
                (unsigned long long)r->plans);
@@ -654,14 +696,10 @@ static enum status replay_all(struct replay *r) {
     return STATUS_OK;
 }
 
-enum status input_log_replay(const char *path, struct buf *out, struct error *err) {
-    struct mapped_file file = {0};
-    TRY(mapped_file_open(path, UINT64_MAX / 2, &file, err));
-    struct replay r = {.out = out,
-                       .err = err,
-                       .begin = file.bytes,
-                       .at = file.bytes,
-                       .end = file.bytes + file.byte_count};
+enum status input_log_replay_bytes(const uint8_t *bytes, size_t byte_count, struct buf *out,
+                                   struct error *err) {
+    struct replay r = {
+        .out = out, .err = err, .begin = bytes, .at = bytes, .end = bytes + byte_count};
     arena_init(&r.arena, 4 * (size_t)RECORD_BYTES_MAX);
     arena_init(&r.capacity, RECORD_BYTES_MAX);
     arena_init(&r.plan_arena, RECORD_BYTES_MAX);
@@ -675,6 +713,13 @@ enum status input_log_replay(const char *path, struct buf *out, struct error *er
     arena_deinit(&r.arena);
     arena_deinit(&r.capacity);
     arena_deinit(&r.plan_arena);
+    return status;
+}
+
+enum status input_log_replay(const char *path, struct buf *out, struct error *err) {
+    struct mapped_file file = {0};
+    TRY(mapped_file_open(path, UINT64_MAX / 2, &file, err));
+    enum status status = input_log_replay_bytes(file.bytes, (size_t)file.byte_count, out, err);
     mapped_file_close(&file);
     return status;
 }

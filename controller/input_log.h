@@ -36,5 +36,8 @@ void input_log_plan(struct input_log *log, const struct plan *plan);
 // Runs a core over the file and compares its plans with those that were recorded. `out`: what was
 // replayed, or the first plan that differs, as it was and as it is. INVALID when one differs.
 enum status input_log_replay(const char *path, struct buf *out, struct error *err) MUST_USE;
+// The same of a file's bytes.
+enum status input_log_replay_bytes(const uint8_t *bytes, size_t byte_count, struct buf *out,
+                                   struct error *err) MUST_USE;
 
 #endif

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "controller/keys.h"
 
+#include "common/memory.h"
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 enum { LINE_BYTES = 1024 };
 static const double WEIGHT_MIN = 0.01, WEIGHT_MAX = CORE_WEIGHT_MAX;
@@ -83,6 +87,22 @@ static enum status add_entry(struct keys *keys, const char *key, const struct ke
     return STATUS_OK;
 }
 
+// Names stand in logs and metrics.
+static enum status take_name(const char *name, size_t byte_count, struct keys_entry *out,
+                             struct error *err) {
+    bool plain = byte_count < sizeof out->name;
+    for (size_t i = 0; plain && i < byte_count; i++) {
+        plain = (unsigned char)name[i] > 0x20 && name[i] != 0x7f;
+    }
+    if (!plain) {
+        return error_set(err, STATUS_INVALID,
+                         "the name before ':' has more than %zu bytes or control characters",
+                         sizeof out->name - 1);
+    }
+    memcpy(out->name, name, byte_count);
+    return STATUS_OK;
+}
+
 // "[NAME:]KEY [ATTRIBUTE=VALUE ...]"
 static enum status parse_line(struct keys *keys, char *line, struct error *err) {
     struct keys_entry entry = {.class_ = REQUEST_CLASS_STANDARD, .weight = 1};
@@ -90,7 +110,7 @@ static enum status parse_line(struct keys *keys, char *line, struct error *err) 
     char *key = next_word(&at);
     char *colon = strchr(key, ':');
     if (colon != NULL) {
-        snprintf(entry.name, sizeof entry.name, "%.*s", (int)(colon - key), key);
+        TRY(take_name(key, (size_t)(colon - key), &entry, err));
         key = colon + 1;
     }
     for (char *word = next_word(&at); word != NULL; word = next_word(&at)) {
@@ -105,41 +125,78 @@ static enum status parse_line(struct keys *keys, char *line, struct error *err) 
     return add_entry(keys, key, &entry, err);
 }
 
-static enum status load_file(const char *path, struct keys *keys, struct error *err) {
-    FILE *file = fopen(path, "r");
-    if (file == NULL) {
-        return error_set_os(err, STATUS_NOT_FOUND, "API key file '%s' cannot be opened", path);
+enum status keys_parse(const char *name, char *text, size_t text_bytes, struct keys *keys,
+                       struct error *err) {
+    if (memchr(text, '\0', text_bytes) != NULL) {
+        return error_set(err, STATUS_INVALID, "API key file '%s' has bytes that are no text", name);
     }
     uint32_t given = keys->entry_count;
-    char line[LINE_BYTES];
-    enum status status = STATUS_OK;
-    for (int number = 1; status == STATUS_OK && fgets(line, sizeof line, file) != NULL; number++) {
-        size_t length = strcspn(line, "\r\n");
-        if (line[length] == '\0' && length == sizeof line - 1) {
-            status = error_set(err, STATUS_INVALID, "API key file '%s' line %d is too long", path,
-                               number);
-            break;
-        }
-        line[length] = '\0';
-        char *start = line + strspn(line, " \t");
-        if (start[0] == '\0' || start[0] == '#') {
+    char *rest = text;
+    for (int number = 1; rest != NULL; number++) {
+        char *line = strsep(&rest, "\n");
+        line[strcspn(line, "\r")] = '\0';
+        line += strspn(line, " \t");
+        if (line[0] == '\0' || line[0] == '#') {
             continue;
         }
-        status = parse_line(keys, start, err);
+        enum status status = strlen(line) < LINE_BYTES
+                                 ? parse_line(keys, line, err)
+                                 : error_set(err, STATUS_INVALID, "the line is too long");
         if (status != STATUS_OK) {
-            error_context(err, "API key file '%s' line %d", path, number);
+            error_context(err, "API key file '%s' line %d", name, number);
+            return status;
         }
     }
-    memset(line, 0, sizeof line);
-    if (status == STATUS_OK && ferror(file)) {
-        status = error_set(err, STATUS_INVALID, "API key file '%s' cannot be read", path);
-    }
-    fclose(file);
     // Somebody who names a file wants keys: without one the server would be open to everybody.
-    if (status == STATUS_OK && keys->entry_count == given) {
+    if (keys->entry_count == given) {
         error_hint(err, "write one key per line");
-        status = error_set(err, STATUS_INVALID, "API key file '%s' has no keys", path);
+        return error_set(err, STATUS_INVALID, "API key file '%s' has no keys", name);
     }
+    return STATUS_OK;
+}
+
+// A pipe gives its keys once, and would hold the loop when it is asked again.
+static enum status check_file(const char *path, FILE *file, bool again, struct error *err) {
+    struct stat info;
+    if (fstat(fileno(file), &info) != 0 || S_ISDIR(info.st_mode)) {
+        return error_set(err, STATUS_INVALID, "API key file '%s' is a directory", path);
+    }
+    if (again && !S_ISREG(info.st_mode)) {
+        return error_set(err, STATUS_INVALID,
+                         "API key file '%s' is not a regular file: it is read at start only", path);
+    }
+    return STATUS_OK;
+}
+
+static enum status load_file(const char *path, struct keys *keys, struct error *err) {
+    bool again = keys->loads > 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | (again ? O_NONBLOCK : 0));
+    FILE *file = fd < 0 ? NULL : fdopen(fd, "r");
+    if (file == NULL) {
+        enum status status =
+            error_set_os(err, STATUS_NOT_FOUND, "API key file '%s' cannot be opened", path);
+        if (fd >= 0) {
+            close(fd);
+        }
+        return status;
+    }
+    char *text = memory_zalloc(BOUND_API_KEY_FILE_BYTES + 1);
+    enum status status = text == NULL ? error_set(err, STATUS_EXHAUSTED, "no memory for API keys")
+                                      : check_file(path, file, again, err);
+    if (status == STATUS_OK) {
+        size_t text_bytes = fread(text, 1, BOUND_API_KEY_FILE_BYTES + 1, file);
+        if (ferror(file)) {
+            status = error_set_os(err, STATUS_INVALID, "API key file '%s' cannot be read", path);
+        } else if (text_bytes > BOUND_API_KEY_FILE_BYTES) {
+            status = error_set(err, STATUS_INVALID, "API key file '%s' has more than %u bytes",
+                               path, BOUND_API_KEY_FILE_BYTES);
+        } else {
+            status = keys_parse(path, text, text_bytes, keys, err);
+        }
+        explicit_bzero(text, BOUND_API_KEY_FILE_BYTES + 1);
+    }
+    memory_free(text);
+    fclose(file);
     return status;
 }
 

@@ -15,7 +15,7 @@
 //
 //   Owns       the digests and the accounts.
 //   Thread     the loop thread.
-//   Allocates  never; large.
+//   Allocates  while a file is read; large itself.
 //   Fails      NOT_FOUND, INVALID naming file and line; what was loaded before stays.
 
 enum { KEYS_ACCOUNTS = 2 * BOUND_API_KEYS };
@@ -44,5 +44,10 @@ struct keys {
 // Attributes: class (standard), weight (1), concurrency, requests-per-minute, tokens-per-minute (no
 // limit). `keys` is zero before the first load.
 enum status keys_load(const struct config *config, struct keys *keys, struct error *err) MUST_USE;
+
+// The lines of a file: `text` has a NUL behind its `text_bytes`, and is written into; its keys are
+// added to those that are being read. For keys_load and tests.
+enum status keys_parse(const char *name, char *text, size_t text_bytes, struct keys *keys,
+                       struct error *err) MUST_USE;
 
 #endif

@@ -30,7 +30,8 @@ static bool is_key(const char *text) {
 // The whole file with a NUL behind it; the caller frees it.
 static enum status read_text(const char *path, bool secret, size_t bytes_max, char **out,
                              struct error *err) {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    // Without O_NONBLOCK a named pipe would hold us until somebody writes into it.
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
         error_hint(err, "`tare keygen NAME` makes keys");
         return error_set_os(err, errno == EACCES ? STATUS_PERMISSION : STATUS_NOT_FOUND,

@@ -24,7 +24,7 @@ static int print_help(FILE *out) {
         "  resize kv GROUP SIZE [--no-wait] [--run-dir DIR] [--json]\n"
         "                          another size of the KV pool of a running server: blocks, bytes\n"
         "                          with a unit, or +SIZE and -SIZE\n"
-        "  keygen [--out DIR] NAME ...\n"
+        "  keygen [--out DIR] [--ids IDS] NAME ...\n"
         "                          keys for workers on other hosts\n"
         "  version                 version and commit\n"
         "  help                    this page; `tare serve --help` lists the options\n",

@@ -43,13 +43,31 @@ void core_policy_defaults(struct core_policy *policy) {
     };
 }
 
+static bool in_range(double value, double least, double most) {
+    return value >= least && value <= most;    // false for what is no number
+}
+
+static bool policy_in_bounds(const struct core_policy *policy) {
+    const double longest_us = 1e15;
+    bool sound = in_range(policy->itl_target_us, 0, longest_us) &&
+                 in_range(policy->prefill_step_us, 0, longest_us) &&
+                 policy->hold_us <= (uint64_t)longest_us;
+    for (unsigned c = 0; c < REQUEST_CLASS_COUNT; c++) {
+        sound = sound && in_range(policy->ttft_target_us[c], 0, longest_us) &&
+                in_range(policy->guard[c], 0, 1) && in_range(policy->share_min[c], 0, 1);
+    }
+    return sound;
+}
+
 static enum status check_config(const struct core_config *config, struct error *err) {
     if (config->seqs_max == 0 || config->seqs_max > BOUND_SEQS ||
         config->waiting_max > BOUND_WAITING || config->step_tokens_max == 0 ||
         config->step_tokens_max > BOUND_STEP_TOKENS || config->blocks_max == 0 ||
         config->blocks_max > BOUND_BLOCKS || config->depth == 0 ||
         config->depth > SCHEDULER_DEPTH_MAX || config->groups_max == 0 ||
-        config->groups_max > BOUND_GROUPS || config->tenant_max == 0) {
+        config->groups_max > BOUND_GROUPS || config->tenant_max == 0 ||
+        config->tenant_max > BOUND_TENANTS || config->ranks_max > BOUND_RANKS ||
+        config->blocks_per_seq_max > BOUND_BLOCKS_PER_SEQ || !policy_in_bounds(&config->policy)) {
         return error_set(err, STATUS_INVALID, "core limits are outside their bounds");
     }
     return STATUS_OK;

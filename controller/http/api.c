@@ -440,8 +440,8 @@ enum status api_create(const struct api_config *config, struct api **out, struct
     rng_init(&api->seeds, config->seed);
     buf_init(&api->body, BOUND_HTTP_RESPONSE_BYTES);
     buf_init(&api->fields, BOUND_HTTP_HEAD_BYTES);
-    snprintf(api->fingerprint, sizeof api->fingerprint, "tare-%s-tp1-%.8s", config->version,
-             config->commit);
+    snprintf(api->fingerprint, sizeof api->fingerprint, "tare-%s-tp%u-%.8s", config->version,
+             config->group_ranks, config->commit);
     api->slot_free = API_SLOT_NONE;
     api->dirty_end = &api->dirty;
     *out = api;

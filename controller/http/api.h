@@ -88,6 +88,7 @@ struct api_config {
     struct background *background;    // reads large bodies; NULL: the loop does
     struct api_gate gate;
     const char *version, *commit;
+    uint32_t group_ranks;    // --tensor-parallel-size, part of the fingerprint
     bool server_header;
     bool any_model_name;
     bool strict_max_tokens;

@@ -132,7 +132,7 @@ START_TEST(wrong_lines_are_refused_with_the_remedy) {
     refused("m --gpu-memory-utilization 1.01", "0.01..1");
     refused("m --kv-cache-dtype fp8", "float16");
     refused("m --require-auth=maybe", "true or false");
-    refused("m --pipeline-parallel-size 8", "use one worker");
+    refused("m --pipeline-parallel-size 8", "not built");
     refused_as("m -tp 9", "it must lie in 1..8", EXIT_CODE_USAGE);
     refused("m --lora-modules x", "adapters");
     refused("m --api-key=", "--api-key is empty");
@@ -192,7 +192,7 @@ START_TEST(files_are_refused_with_the_line) {
                 {"require-auth: yes\n", "true or false"},
                 {"a: &x 1\nport: *x\n", "line 1"},
                 {"just text\n", "line 1"},
-                {"pipeline-parallel-size: 8\n", "use one worker"},
+                {"pipeline-parallel-size: 8\n", "not built"},
                 {"config: other.yaml\n", "inside"}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char *path = write_file(rows[i].text);
@@ -216,7 +216,7 @@ START_TEST(help_version_and_print_config_write_text_and_no_config) {
     ck_assert(strstr(buf_cstr(&o.text), "--port") == NULL);
     done(&o);
     o = parse("--help=pipeline-parallel-size", NULL);
-    ck_assert(strstr(buf_cstr(&o.text), "refused: not built: use one worker") != NULL);
+    ck_assert(strstr(buf_cstr(&o.text), "refused: not built: see --tensor-parallel-size") != NULL);
     done(&o);
     refused("--help=nonsense", "no option or group 'nonsense'");
     o = parse("--version", NULL);

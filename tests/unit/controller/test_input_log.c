@@ -12,7 +12,9 @@
 #include "tests/unit/suites.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { SEQS = 6, SEQ_TOKENS = 128, BLOCK_TOKENS = 16, TOKENS = 32, CLIENTS = 40, EVENTS = 1500 };
@@ -240,13 +242,16 @@ START_TEST(a_changed_byte_is_noticed) {
     buf_init(&out, 1 << 20);
     record(&w, 51);
     size_t bytes = read_all(w.path, &data);
-    // A record whose checksum is wrong ends the file there.
+    // A record whose checksum is wrong is said to be damaged; one whose length grew past the end of
+    // the file is what a dying process leaves.
     for (size_t at = 400; at < bytes; at += 1 + bytes / 61) {
         data[at] ^= 1;
         write_all(w.path, data, bytes);
         data[at] ^= 1;
-        ck_assert_int_eq(replay(w.path, &out, &err), STATUS_OK);
-        ck_assert_ptr_nonnull(strstr(buf_cstr(&out), "no whole record"));
+        enum status status = replay(w.path, &out, &err);
+        ck_assert(status == STATUS_CORRUPT
+                      ? strstr(err.message, "is damaged; ") != NULL
+                      : status == STATUS_OK && strstr(buf_cstr(&out), "no whole record") != NULL);
     }
     // One whose checksum was mended differs, or is damaged in a way that is said.
     uint32_t noticed = 0, tried = 0;
@@ -282,6 +287,48 @@ START_TEST(a_changed_byte_is_noticed) {
 }
 END_TEST
 
+// Pages that a file system lost are zeros.
+START_TEST(zeros_are_no_records) {
+    static struct world w;
+    struct buf out;
+    struct error err;
+    uint8_t *data = NULL;
+    buf_init(&out, 1 << 20);
+    record(&w, 52);
+    size_t bytes = read_all(w.path, &data);
+    uint32_t length = 0;
+    memcpy(&length, data, sizeof length);
+    memset(data + 9 + length, 0, bytes - 9 - length);
+    write_all(w.path, data, bytes);
+    ck_assert_int_eq(replay(w.path, &out, &err), STATUS_CORRUPT);
+    ck_assert_msg(strstr(err.message, "0 plans before it are equal") != NULL, "%s", err.message);
+    memory_free(data);
+    buf_deinit(&out);
+    remove(w.path);
+}
+END_TEST
+
+START_TEST(the_file_is_ours_alone_and_a_file) {
+    struct core_config config = {.seqs_max = SEQS};
+    struct input_log *log = NULL;
+    char path[] = "/tmp/tare-test-input-log-XXXXXX";
+    int fd = mkstemp(path);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(fchmod(fd, 0644), 0);
+    ck_assert_int_eq(input_log_create(path, 1 << 20, &config, &log, NULL), STATUS_OK);
+    struct stat info;
+    ck_assert_int_eq(fstat(fd, &info), 0);
+    ck_assert_uint_eq(info.st_mode & 0777, 0600);
+    input_log_close(log);
+    close(fd);
+    remove(path);
+    ck_assert_int_eq(mkfifo(path, 0600), 0);
+    ck_assert_int_eq(input_log_create(path, 1 << 20, &config, &log, NULL), STATUS_IO);
+    remove(path);
+    ck_assert_int_eq(input_log_create("/dev/full", 1 << 20, &config, &log, NULL), STATUS_IO);
+}
+END_TEST
+
 Suite *suite_input_log(void) {
     Suite *suite = suite_create("controller/input_log");
     TCase *tc = tcase_create("all");
@@ -289,6 +336,8 @@ Suite *suite_input_log(void) {
     tcase_add_loop_test(tc, a_history_leads_to_the_same_plans, 0, 8);
     tcase_add_test(tc, a_file_that_ends_anywhere_is_used_up_to_there);
     tcase_add_test(tc, a_changed_byte_is_noticed);
+    tcase_add_test(tc, zeros_are_no_records);
+    tcase_add_test(tc, the_file_is_ours_alone_and_a_file);
     suite_add_tcase(suite, tc);
     return suite;
 }

@@ -72,6 +72,34 @@ START_TEST(a_file_without_keys_is_refused) {
 }
 END_TEST
 
+// A text of these bytes behind what was read before.
+static enum status parse(const char *bytes, size_t byte_count, struct error *err) {
+    char text[8192];
+    ck_assert_uint_lt(byte_count, sizeof text);
+    memcpy(text, bytes, byte_count);
+    text[byte_count] = '\0';
+    return keys_parse("file", text, byte_count, &keys, err);
+}
+
+START_TEST(bytes_that_are_no_text_hide_no_key) {
+    struct error err = {0};
+    ck_assert_int_eq(parse("one\0junk\ntwo\n", 13, &err), STATUS_INVALID);
+    ck_assert_ptr_nonnull(strstr(err.message, "no text"));
+    ck_assert_int_eq(parse("a\x1b[2Jb:one\n", 11, NULL), STATUS_INVALID);
+    char line[4096];
+    memset(line, 'k', sizeof line);
+    err = (struct error){0};
+    ck_assert_int_eq(parse(line, sizeof line, &err), STATUS_INVALID);
+    ck_assert_ptr_nonnull(strstr(err.message, "line 1"));
+    line[70] = ':';
+    ck_assert_int_eq(parse(line, 100, NULL), STATUS_INVALID);
+    ck_assert_uint_eq(keys.entry_count, 0);
+    // Without an end of line, and with one of another system.
+    ck_assert_int_eq(parse("one\r\nb:two class=batch", 22, NULL), STATUS_OK);
+    ck_assert_uint_eq(keys.entry_count, 2);
+}
+END_TEST
+
 START_TEST(attributes_make_the_account) {
     ck_assert_int_eq(load("a:k1 class=realtime weight=2.5\n"
                           "k2\tconcurrency=8  requests-per-minute=60 tokens-per-minute=100k\n",
@@ -177,6 +205,7 @@ Suite *suite_keys(void) {
     tcase_add_test(tcase, a_file_gives_keys_with_and_without_names);
     tcase_add_checked_fixture(tcase, forget_keys, NULL);
     tcase_add_test(tcase, a_file_without_keys_is_refused);
+    tcase_add_test(tcase, bytes_that_are_no_text_hide_no_key);
     tcase_add_test(tcase, attributes_make_the_account);
     tcase_add_test(tcase, a_wrong_attribute_is_named_with_its_line_and_changes_nothing);
     tcase_add_test(tcase, accounts_outlive_the_files);

@@ -82,6 +82,17 @@ START_TEST(broken_key_files_are_refused) {
 }
 END_TEST
 
+START_TEST(pipes_and_directories_are_no_key_files) {
+    unlink(path);
+    ck_assert_int_eq(mkfifo(path, 0600), 0);
+    refused(true, STATUS_CORRUPT, "is no file");
+    unlink(path);
+    ck_assert_int_eq(mkdir(path, 0700), 0);
+    refused(true, STATUS_CORRUPT, "is no file");
+    ck_assert_int_eq(rmdir(path), 0);
+}
+END_TEST
+
 START_TEST(a_secret_that_others_can_read_is_none) {
     write_text("public %s\nsecret %s\n", a.public_key, a.secret_key);
     ck_assert_int_eq(chmod(path, 0640), 0);
@@ -167,6 +178,7 @@ Suite *suite_link_keys(void) {
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, key_files_are_read);
     tcase_add_test(tc, broken_key_files_are_refused);
+    tcase_add_test(tc, pipes_and_directories_are_no_key_files);
     tcase_add_test(tc, a_secret_that_others_can_read_is_none);
     tcase_add_test(tc, an_allow_list_says_who_may_be_what);
     tcase_add_test(tc, broken_allow_lists_are_refused);

@@ -95,6 +95,7 @@ void api_fixture_init(struct api_fixture *fixture, void (*configure)(struct api_
     fixture->config.access = on_access;
     fixture->config.version = "9.9.9";
     fixture->config.commit = "c0ffee";
+    fixture->config.group_ranks = 2;
     fixture->config.id_seed = 7;
     if (configure != NULL) {
         configure(&fixture->config);

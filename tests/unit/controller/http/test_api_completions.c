@@ -51,6 +51,7 @@ START_TEST(plain_answer_has_every_field) {
     ck_assert_str_eq(json_walk_text(root, "object"), "text_completion");
     ck_assert_int_gt(json_int(json_get(root, "created")), 1600000000);
     ck_assert_str_eq(json_walk_text(root, "model"), "tiny");
+    ck_assert_str_eq(json_walk_text(root, "system_fingerprint"), "tare-9.9.9-tp2-c0ffee");
     ck_assert_str_eq(json_walk_text(root, "choices.0.text"), "abc");
     ck_assert_str_eq(json_walk_text(root, "choices.0.finish_reason"), "length");
     ck_assert_int_eq(json_kind(json_walk(root, "choices.0.stop_reason")), JSON_KIND_NULL);

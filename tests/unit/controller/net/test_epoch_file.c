@@ -72,6 +72,14 @@ START_TEST(every_damage_is_an_error_with_a_remedy) {
 }
 END_TEST
 
+// One in its place would hold the loop until somebody writes into it.
+START_TEST(a_pipe_is_no_epoch_file) {
+    ck_assert_int_eq(mkfifo(file.path, 0600), 0);
+    struct epoch_file again;
+    ck_assert_int_eq(epoch_file_open(&again, directory, NULL), STATUS_CORRUPT);
+}
+END_TEST
+
 // What cannot be kept is not used.
 START_TEST(an_epoch_that_cannot_be_written_does_not_count) {
     ck_assert_int_eq(epoch_file_raise(&file, 5, NULL), STATUS_OK);
@@ -92,6 +100,7 @@ Suite *suite_epoch_file(void) {
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, the_last_epoch_is_found_again);
     tcase_add_test(tc, every_damage_is_an_error_with_a_remedy);
+    tcase_add_test(tc, a_pipe_is_no_epoch_file);
     tcase_add_test(tc, an_epoch_that_cannot_be_written_does_not_count);
     suite_add_tcase(suite, tc);
     return suite;
