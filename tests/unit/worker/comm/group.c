@@ -221,6 +221,9 @@ enum group_end group_rank_run(const struct group_rank *rank) {
     enum group_end end = GROUP_END_ABSENT;
     if (collective_attach(collective, &epoch, &err) == STATUS_OK) {
         end = group_exchange(collective, rank);
+        // Who leaves breaks the group: nobody before all have looked at their last message.
+        float one = 1.0f, sum = 0.0f;
+        collective_all_reduce_add(collective, &one, &sum, 1, 1);
     }
     collective_destroy(collective);
     return end;
