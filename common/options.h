@@ -153,6 +153,11 @@
       "print start-up text for people on standard error")                                          \
     X(RUN_DIR, "run-dir", STRING, NULL, OPTION_ALL_, "daemons", 0, 0, NULL,                        \
       "directory for sockets, mode 0700 (default: a fresh one under /tmp)")                        \
+    X(JOURNAL, "journal", BOOL, "true", OPTION_SC_, "daemons", 0, 0, NULL,                         \
+      "keep what streamed responses need to go on in the run directory (mode 0600, prompts "       \
+      "included): after the death of the controller /v1/streams/ID?after=N continues them")        \
+    X(JOURNAL_TTL, "journal-ttl", INT, "60", OPTION_SC_, "daemons", 1, 86400, NULL,                \
+      "seconds for which a new controller keeps such a response until its client asks")            \
     X(WORKER_BIND, "worker-bind", LIST, NULL, OPTION_SC_, "daemons", 0, 0, NULL,                   \
       "tcp://HOST:PORT to await workers of other hosts on, besides the run directory: plans at "   \
       "PORT, control at PORT + 1; repeatable; needs --worker-key-file and "                        \

@@ -18,6 +18,7 @@
 #include "controller/model_text.h"
 #include "controller/net/worker_link.h"
 #include "controller/policy.h"
+#include "controller/resume.h"
 #include "controller/run_dir.h"
 #include "controller/startup_text.h"
 #include "controller/stats.h"
@@ -58,6 +59,7 @@ struct controller {
     struct admin *admin;
     struct worker_link *link;
     struct stats *stats;
+    struct resume *resume;
     struct access_log access_log;
     struct model_text *text;
     struct api_model model;
@@ -307,6 +309,7 @@ static void take_snapshot(struct controller *c, struct snapshot *out) {
         .requests_deferred = http_server_counters(c->server)->deferred,
         .slow_turns = c->turns.slow,
     };
+    resume_count(c->resume, c->api, &out->view);
 }
 
 static void on_metrics(void *ctx, enum metric_format format, struct buf *out) {
@@ -680,6 +683,12 @@ static enum status create_api(struct controller *c, struct uv_loop_s *loop, stru
     config.seed = seed != 0 ? (uint64_t)seed : random_u64();
     config.id_seed = random_u64();
     config.keepalive_us = (uint64_t)config_int(c->config, OPTION_SSE_KEEPALIVE) * 1000000;
+    c->resume = resume_create(config_bool(c->config, OPTION_JOURNAL),
+                              (uint64_t)config_int(c->config, OPTION_JOURNAL_TTL) * 1000000);
+    if (c->resume == NULL) {
+        return error_set(err, STATUS_EXHAUSTED, "no memory for a journal");
+    }
+    resume_journal(c->resume, &config.journal);
     TRY(fill_gate(c, &config.gate, err));
     TRY(api_create(&config, &c->api, err));
     api_set_model(c->api, &c->model);
@@ -723,6 +732,7 @@ static enum status open_links(struct controller *c, struct error *err) {
     }
     TRY(run_dir_take(run_dir, &c->run_dir_lock, err));
     snprintf(c->run_dir, sizeof c->run_dir, "%s", run_dir);
+    resume_open(c->resume, run_dir, c->api);
     struct worker_link_options options = {
         .run_dir = run_dir,
         .sink = {c, on_progress, on_ready, on_lost, on_result},
@@ -804,6 +814,7 @@ void controller_destroy(struct controller *c) {
     link_allow_destroy(c->link_allow);
     explicit_bzero(&c->link_keys, sizeof c->link_keys);
     api_destroy(c->api);
+    resume_close(c->resume, c->drained);
     stats_destroy(c->stats);
     core_destroy(c->core);
     input_log_close(c->input_log);
@@ -835,16 +846,19 @@ static void finish_drain(struct controller *c) {
 bool controller_turn(struct controller *c) {
     uint64_t now_us = clock_monotonic_us();
     bool more = worker_link_poll(c->link, now_us);
+    more = api_streams_turn(c->api, now_us) || more;
     bool ticked = c->queues[c->filling].count > 0;
     if (ticked) {
         tick(c);
     }
+    resume_flush(c->resume);    // what a client will have seen
     http_server_flush(c->server);
     http_server_flush(c->admin_server);    // operations that ended
     if (ticked) {
         // Sending may have hidden an arrival.
         more = worker_link_poll(c->link, clock_monotonic_us()) || more;
     }
+    resume_flush(c->resume);    // tokens of the second look, and answers that are delivered
     access_log_write(&c->access_log);
     finish_drain(c);
     return more;

@@ -141,6 +141,7 @@ struct stats {
     struct metric *blocks[BLOCK_STATE_COUNT], *blocks_capacity, *capacity_tokens, *evictions,
         *moved;
     struct metric *refusals[LINK_REFUSAL_COUNT];
+    struct metric *journal_bytes, *journal_entries, *journal_refused, *journal_failed, *resumed;
     struct metric *worker_up, *heartbeat_age, *epoch, *sealed, *resident, *after_seal;
     struct metric *device_bytes, *budget_bytes, *foreign_bytes;
     struct metric *responses[RESPONSE_COUNT], *connections;
@@ -270,6 +271,26 @@ static void add_latencies(struct builder *builder) {
     add_each(builder,
              HISTOGRAM("tare_output_tokens", "Generated tokens of a sequence.", token_edges),
              "class", class_names, REQUEST_CLASS_COUNT, stats->output_tokens);
+}
+
+static void add_journal(struct builder *builder) {
+    struct stats *stats = builder->stats;
+    stats->journal_bytes =
+        add_one(builder, GAUGE("tare_journal_bytes", "Bytes of the journal."), NULL, NULL);
+    stats->journal_entries = add_one(
+        builder, GAUGE("tare_journal_entries", "Responses that are journalled and unfinished."),
+        NULL, NULL);
+    stats->journal_refused = add_one(builder,
+                                     COUNTER("tare_journal_refused_total",
+                                             "Responses that the journal had no room for."),
+                                     NULL, NULL);
+    stats->journal_failed =
+        add_one(builder, GAUGE("tare_journal_failed", "1 after the journal could not be written."),
+                NULL, NULL);
+    stats->resumed = add_one(builder,
+                             COUNTER("tare_streams_resumed_total",
+                                     "Responses of an earlier controller that a client took over."),
+                             NULL, NULL);
 }
 
 static void add_engine(struct builder *builder) {
@@ -466,6 +487,7 @@ enum status stats_create(const struct stats_config *config, struct stats **out, 
         add_requests(&builder);
         add_latencies(&builder);
         add_engine(&builder);
+        add_journal(&builder);
         add_workers(&builder);
     }
     if (builder.status == STATUS_OK && config->compat) {
@@ -635,6 +657,11 @@ static void copy_gauges(struct stats *stats, const struct stats_view *view) {
     metric_set_total(stats->slow_turns, view->slow_turns);
     metric_set_total(stats->deferred, view->requests_deferred);
     metric_set(stats->epoch, (double)view->epoch);
+    metric_set(stats->journal_bytes, (double)view->journal_bytes);
+    metric_set(stats->journal_entries, view->journal_entries);
+    metric_set_total(stats->journal_refused, view->journal_refused);
+    metric_set(stats->journal_failed, view->journal_failed ? 1 : 0);
+    metric_set_total(stats->resumed, view->streams_resumed);
     for (uint32_t i = 0; i < LINK_REFUSAL_COUNT; i++) {
         metric_set_total(stats->refusals[i], view->worker_refusals[i]);
     }

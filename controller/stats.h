@@ -88,6 +88,9 @@ struct stats_view {
     uint64_t worker_refusals[LINK_REFUSAL_COUNT];
     uint32_t connections;    // open client connections
     uint64_t requests_deferred, slow_turns;
+    uint64_t journal_bytes, journal_refused, streams_resumed;
+    uint32_t journal_entries;
+    bool journal_failed;
 };
 void stats_print(struct stats *stats, const struct stats_view *view, enum metric_format format,
                  struct buf *out);

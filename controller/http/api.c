@@ -8,6 +8,7 @@
 #include "common/version.h"
 #include "controller/http/api_call.h"
 #include "controller/http/api_reading.h"
+#include "controller/http/api_streams.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -36,6 +37,7 @@ struct route {
 static const struct route routes[] = {
     {"/v1/chat/completions", ROUTE_POST | ROUTE_QUOTA, api_chat_completions},
     {"/v1/completions", ROUTE_POST | ROUTE_QUOTA, api_completions},
+    {"/v1/streams/", ROUTE_PREFIX, api_stream},
     {"/v1/models", 0, api_models},
     {"/v1/models/", ROUTE_PREFIX, api_model},
     {"/tokenize", ROUTE_POST, api_tokenize},
@@ -296,7 +298,7 @@ static bool admit(struct api_visit *visit, const struct route **out) {
     }
     if (key != NULL) {
         visit->account = key->account;
-        visit->salt = hash_bytes(key->digest, sizeof key->digest);
+        visit->salt = api_key_salt(key);
     }
     if (route == NULL) {
         api_fail(&failure, API_CODE_NOT_FOUND, NULL, "There is nothing at this path.");
@@ -376,7 +378,7 @@ static void on_gone(void *ctx, struct http_exchange *exchange, enum http_gone_re
     if (call != NULL) {
         api_call_gone(call, reason, now_us);
         api_turn_end(ctx, now_us);
-    } else {
+    } else if (!api_streams_gone(ctx, exchange, reason, now_us)) {
         api_read_gone(ctx, exchange, reason, now_us);
     }
 }
@@ -389,12 +391,18 @@ static void on_alarm(void *ctx, struct http_exchange *exchange, uint64_t now_us)
     }
 }
 
+static void on_receipt(void *ctx, uint64_t receipt) {
+    const struct api *api = ctx;
+    api->config.journal.end(api->config.journal.ctx, receipt);
+}
+
 const char *api_gone_name(enum http_gone_reason reason) {
     return reason == HTTP_GONE_REASON_SLOW ? "slow_client" : "client_abort";
 }
 
 struct http_handler api_handler(struct api *api) {
-    return (struct http_handler){api, on_head, on_request, on_refused, on_gone, on_alarm};
+    return (struct http_handler){api,     on_head,  on_request, on_refused,
+                                 on_gone, on_alarm, on_receipt};
 }
 
 // ---- life cycle --------------------------------------------------------------------------------
@@ -449,6 +457,7 @@ void api_destroy(struct api *api) {
         api->calls->dirty = false;
         api_call_destroy(api->calls);
     }
+    api_streams_destroy(api);
     buf_deinit(&api->body);
     buf_deinit(&api->fields);
     memory_free(api->slots);

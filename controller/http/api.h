@@ -65,6 +65,15 @@ struct api_access {
     bool probe;    // health, metrics: not worth a line by default
 };
 
+// Where streamed responses are kept for a next controller. Without `begin` they are not.
+struct api_journal {
+    void *ctx;
+    uint64_t (*begin)(void *ctx, const void *bytes, size_t byte_count);    // 0: not this one
+    // False: the entry is none any more.
+    bool (*step)(void *ctx, uint64_t entry, const void *bytes, size_t byte_count);
+    void (*end)(void *ctx, uint64_t entry);
+};
+
 struct api_config {
     void *ctx;
     // Enqueues; the request is copied, its arrays stay the API's. BUSY: 429, else 503.
@@ -74,6 +83,7 @@ struct api_config {
     void (*metrics)(void *ctx, enum metric_format format, struct buf *out);
     void (*access)(void *ctx, const struct api_access *access);    // may be NULL
 
+    struct api_journal journal;
     struct stats *stats;              // may be NULL
     struct background *background;    // reads large bodies; NULL: the loop does
     struct api_gate gate;
@@ -124,6 +134,22 @@ void api_set_failed(struct api *api, const char *reason);    // for good; one se
 void api_on_action(struct api *api, const struct core_action *action, uint64_t now_us);
 // After every tick: writes what its actions brought. Then http_server_flush sends it.
 void api_turn_end(struct api *api, uint64_t now_us);
+
+// ---- responses of an earlier controller --------------------------------------------------------
+
+// What its journal says of one. The bytes are copied.
+struct api_unfinished {
+    uint64_t entry;
+    const uint8_t *begin, *steps;    // see journal.h
+    size_t begin_bytes, steps_bytes;
+    uint64_t expires_us;    // nobody has asked for it until then: it is dropped
+};
+// False when it cannot be continued: the caller ends the entry.
+bool api_stream_add(struct api *api, const struct api_unfinished *unfinished);
+// Continues the next one, once a worker is there, and drops those that have expired. True while
+// more of them could be continued.
+bool api_streams_turn(struct api *api, uint64_t now_us);
+uint64_t api_streams_resumed(const struct api *api);    // given to a client that asked
 
 // Calls that are not answered yet, and sequences the core has not ended yet.
 uint32_t api_open_calls(const struct api *api);

@@ -3,6 +3,8 @@
 // what they brought is written.
 #include "controller/http/api_call.h"
 
+#include "controller/http/api_journal.h"
+
 enum { RETRY_MS = 1000 };
 
 static void observe_token(struct api_choice *choice, uint64_t now_us) {
@@ -14,10 +16,10 @@ static void observe_token(struct api_choice *choice, uint64_t now_us) {
     }
     if (stats != NULL && call->kind != API_CALL_KIND_CANARY) {
         uint64_t arrived_us = call->exchange->arrived_us;
-        if (choice->output_count == 1) {
-            stats_ttft(stats, call->class_, now_us - arrived_us);
-        } else {
+        if (choice->output_count > 1) {
             stats_itl(stats, call->class_, now_us - choice->last_us);
+        } else if (!call->resumed) {    // or its client waited longer than we know
+            stats_ttft(stats, call->class_, now_us - arrived_us);
         }
     }
     choice->last_us = now_us;
@@ -39,6 +41,21 @@ static void note_stop_token(struct api_choice *choice, int32_t token) {
     }
 }
 
+// True when a stop string matched: the choice is finished.
+static bool take_token(struct api_choice *choice, const struct result_row *row,
+                       bool is_stop_token) {
+    if (is_stop_token) {
+        note_stop_token(choice, row->token);
+    }
+    bool matched = api_text_token(choice, row, is_stop_token);
+    choice->dirty = true;
+    api_call_touch(choice->call);
+    if (matched) {
+        api_choice_finish(choice, "stop");
+    }
+    return matched;
+}
+
 static void on_token(struct api_choice *choice, const struct core_action *action, uint64_t now_us) {
     struct api_call *call = choice->call;
     struct api *api = call->visit.api;
@@ -47,19 +64,13 @@ static void on_token(struct api_choice *choice, const struct core_action *action
         return;    // nobody waits for it any more
     }
     call->visit.now_us = now_us;
+    api_journal_note_token(choice, row, action->token.is_stop_token);
     if (row->is_prompt) {
         api_text_score_prompt(choice, row);
         return;
     }
     observe_token(choice, now_us);
-    if (action->token.is_stop_token) {
-        note_stop_token(choice, row->token);
-    }
-    bool matched = api_text_token(choice, row, action->token.is_stop_token);
-    choice->dirty = true;
-    api_call_touch(call);
-    if (matched) {
-        api_choice_finish(choice, "stop");
+    if (take_token(choice, row, action->token.is_stop_token)) {
         api->config.stop(api->config.ctx, (struct request_id){choice->id});
     }
 }
@@ -90,8 +101,8 @@ static void observe_end(const struct api_choice *choice, uint64_t now_us) {
     const struct api_call *call = choice->call;
     struct stats *stats = call->visit.api->config.stats;
     if (stats == NULL || call->exchange == NULL || choice->output_count == 0 ||
-        call->kind == API_CALL_KIND_CANARY) {
-        return;
+        call->kind == API_CALL_KIND_CANARY || call->resumed) {
+        return;    // or its times are not to be had
     }
     uint64_t arrived_us = call->exchange->arrived_us;
     const struct stats_sequence sequence = {.class_ = call->class_,
@@ -102,6 +113,11 @@ static void observe_end(const struct api_choice *choice, uint64_t now_us) {
     stats_sequence_done(stats, &sequence);
 }
 
+static void take_finish(struct api_choice *choice, enum finish_reason reason) {
+    api_text_end(choice);
+    api_choice_finish(choice, reason == FINISH_REASON_STOP ? "stop" : "length");
+}
+
 static void on_finished(struct api_choice *choice, enum finish_reason reason, uint64_t now_us) {
     struct api_call *call = choice->call;
     api_slot_give_back(call->visit.api, choice);
@@ -109,8 +125,9 @@ static void on_finished(struct api_choice *choice, enum finish_reason reason, ui
     observe_end(choice, now_us);
     if (call->exchange != NULL && !choice->finished) {
         if (reason == FINISH_REASON_STOP || reason == FINISH_REASON_LENGTH) {
-            api_text_end(choice);
-            api_choice_finish(choice, reason == FINISH_REASON_STOP ? "stop" : "length");
+            struct api_item item = {.kind = API_ITEM_KIND_FINISH, .reason = reason};
+            api_journal_note(choice, &item);
+            take_finish(choice, reason);
         } else {
             fail_by_reason(call, reason);
         }
@@ -166,8 +183,11 @@ void api_on_action(struct api *api, const struct core_action *action, uint64_t n
     switch (action->kind) {
     case CORE_ACTION_ADMITTED:
         choice = api_slot_find(api, action->admitted.id);
-        if (choice != NULL) {
+        if (choice != NULL && choice->output_count == 0) {
+            struct api_item item = {.kind = API_ITEM_KIND_CACHED,
+                                    .cached_tokens = action->admitted.cached_tokens};
             choice->cached_tokens = action->admitted.cached_tokens;
+            api_journal_note(choice, &item);
         }
         break;
     case CORE_ACTION_TOKEN:
@@ -192,6 +212,57 @@ void api_on_action(struct api *api, const struct core_action *action, uint64_t n
         break;
     }
 }
+
+// ---- once more ---------------------------------------------------------------------------------
+
+static bool replay_token(struct api_choice *choice, const struct api_item *item) {
+    struct api_call *call = choice->call;
+    const struct result_row *row = &item->row;
+    if (row->token < 0 || (uint32_t)row->token >= call->visit.api->facts.vocabulary) {
+        return false;
+    }
+    if (row->is_prompt) {
+        api_text_score_prompt(choice, row);
+        return true;
+    }
+    if (choice->output_count >= choice->output_max) {
+        return false;
+    }
+    choice->tokens[choice->prompt_count + choice->output_count] = row->token;
+    choice->output_count++;
+    choice->last_us = call->visit.now_us;
+    (void)take_token(choice, row, item->is_stop_token);    // there is nothing to stop
+    return true;
+}
+
+bool api_call_replay(struct api_call *call, const uint8_t *items, size_t byte_count) {
+    struct api_item item;
+    size_t at = 0;
+    while (at < byte_count) {
+        if (!api_item_next(items, byte_count, &at, &item) || item.choice >= call->choice_count ||
+            call->choices[item.choice].finished) {
+            return false;
+        }
+        struct api_choice *choice = &call->choices[item.choice];
+        switch (item.kind) {
+        case API_ITEM_KIND_TOKEN:
+            if (!replay_token(choice, &item)) {
+                return false;
+            }
+            break;
+        case API_ITEM_KIND_FINISH:
+            take_finish(choice, item.reason);
+            break;
+        case API_ITEM_KIND_CACHED:
+            choice->cached_tokens = item.cached_tokens;
+            break;
+        }
+    }
+    api_render_events(call);
+    return true;
+}
+
+// ---- turns -------------------------------------------------------------------------------------
 
 static void turn_call(struct api_call *call) {
     if (call->exchange != NULL) {

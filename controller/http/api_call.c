@@ -7,6 +7,8 @@
 #include "common/log.h"
 #include "common/memory.h"
 #include "controller/core/prefix_index.h"
+#include "controller/http/api_journal.h"
+#include "controller/http/api_streams.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -78,6 +80,8 @@ static void make_body_id(struct api_call *call) {
          at = at->next) {
         taken = strcmp(at->visit.request_id, call->visit.request_id) == 0;
     }
+    taken = taken || (call->visit.id_is_clients &&
+                      api_streams_have(api, prefix, call->visit.request_id));
     if (taken) {
         snprintf(call->body_id, sizeof call->body_id, "%s%s-%llu", prefix, call->visit.request_id,
                  (unsigned long long)(api->serial + 1));
@@ -125,6 +129,16 @@ static bool choose_class(struct api_call *call, struct api_failure *failure) {
                     "'x-tare-class' must be realtime, standard or batch.");
 }
 
+// What was drawn and decided when an earlier controller began it.
+static void take_begin(struct api_call *call, const struct api_begin *begin) {
+    call->resumed = true;
+    call->unattended = true;
+    call->class_ = begin->class_;
+    call->sampling.seed = begin->seed;
+    call->created_unix_s = begin->created_unix_s;
+    memcpy(call->body_id, begin->body_id.text, begin->body_id.byte_count);
+}
+
 static void link_call(struct api_call *call) {
     struct api *api = call->visit.api;
     call->next = api->calls;
@@ -158,7 +172,11 @@ struct api_call *api_call_create(struct api_visit *visit, const struct api_call_
     call->choice_count = (uint32_t)choice_count;
     buf_init(&call->chunk_head, BOUND_HTTP_HEAD_BYTES);
     take_params(call, params);
-    make_body_id(call);
+    if (spec->again != NULL) {
+        take_begin(call, spec->again);
+    } else {
+        make_body_id(call);
+    }
     for (uint32_t i = 0; i < call->choice_count; i++) {
         call->choices[i].call = call;
         call->choices[i].index = i;
@@ -166,7 +184,7 @@ struct api_call *api_call_create(struct api_visit *visit, const struct api_call_
         buf_init(&call->choices[i].scores, BOUND_HTTP_RESPONSE_BYTES);
     }
     link_call(call);
-    if (!choose_class(call, failure)) {
+    if (spec->again == NULL && !choose_class(call, failure)) {
         api_call_destroy(call);
         return NULL;
     }
@@ -219,6 +237,7 @@ void api_call_destroy(struct api_call *call) {
     INVARIANT(!call->dirty);
     memory_free(call->bias);
     buf_deinit(&call->chunk_head);
+    buf_deinit(&call->noted);
     memory_free(call);
 }
 
@@ -366,6 +385,7 @@ static bool submit_choice(struct api_choice *choice, uint32_t stream, struct api
         .tokens = choice->tokens,
         .token_capacity = choice->prompt_count + choice->output_max,
         .prompt_count = choice->prompt_count,
+        .resumed_count = choice->output_count,
         .output_max = choice->output_max,
         .sampling = call->sampling,
         .keys = choice->keys,
@@ -390,24 +410,31 @@ static bool submit_choice(struct api_choice *choice, uint32_t stream, struct api
     return false;
 }
 
+void api_call_prepare(struct api_call *call) {
+    call->unfinished_count = call->choice_count;
+    call->exchange->user = call;
+    if (call->stream) {
+        api_render_chunk_head(call);
+        call->exchange->alarm_us = call->visit.now_us + call->visit.api->config.head_delay_us;
+    }
+    for (uint32_t i = 0; i < call->choice_count; i++) {
+        struct api_choice *choice = &call->choices[i];
+        if (choice->output_max == 0 && !call->sampling.want_prompt_logprobs) {
+            api_choice_finish(choice, "length");    // an echo needs no engine
+        }
+    }
+}
+
 void api_call_submit(struct api_call *call) {
-    struct api *api = call->visit.api;
     struct api_failure failure = {0};
     uint32_t prompts = 0;
     for (uint32_t i = 0; i < call->choice_count; i++) {
         prompts += call->choices[i].first_of_prompt ? 1 : 0;
     }
     uint32_t per_prompt = call->choice_count / prompts;
-    call->unfinished_count = call->choice_count;
-    call->exchange->user = call;
-    if (call->stream) {
-        api_render_chunk_head(call);
-        call->exchange->alarm_us = call->visit.now_us + api->config.head_delay_us;
-    }
     for (uint32_t i = 0; i < call->choice_count; i++) {
         struct api_choice *choice = &call->choices[i];
-        if (choice->output_max == 0 && !call->sampling.want_prompt_logprobs) {
-            api_choice_finish(choice, "length");    // an echo needs no engine
+        if (choice->finished) {
             continue;
         }
         uint32_t stream = draw_stream(choice, per_prompt, call->seed_given);
@@ -452,10 +479,12 @@ void api_call_start(struct api_visit *visit, enum api_call_kind kind, struct api
         log_warn("http", "a sampler field without effect here was ignored field=%s",
                  reading->params.ignored);
     }
-    const struct api_call_spec spec = {kind, &reading->params, reading->prompt_count};
+    const struct api_call_spec spec = {kind, &reading->params, reading->prompt_count, NULL};
     struct api_call *call = api_call_create(visit, &spec, &failure);
     if (call != NULL && set_prompts(call, reading, &failure) && api_judge_quota(visit, &failure)) {
         charge(call);
+        api_call_prepare(call);
+        api_journal_begin(call, reading);
         api_call_submit(call);
         return;
     }
@@ -463,6 +492,45 @@ void api_call_start(struct api_visit *visit, enum api_call_kind kind, struct api
         api_call_destroy(call);
     }
     api_answer_failure(visit, &failure);
+}
+
+// The same prompts, and room for the same outputs?
+static bool judge_again(struct api_call *call, const struct api_begin *begin,
+                        const struct api_reading *reading, struct api_failure *failure) {
+    if (api_prompt_digest(reading) != begin->prompt_digest ||
+        call->choice_count != begin->choice_count) {
+        return api_fail(failure, API_CODE_NOT_RESUMABLE, NULL,
+                        "This server has other tokens for the prompt than the one that began the "
+                        "response.");
+    }
+    for (uint32_t i = 0; i < call->choice_count; i++) {
+        uint32_t output_max = api_begin_output_max(begin, i);
+        if (output_max > call->choices[i].output_max) {
+            return api_fail(failure, API_CODE_NOT_RESUMABLE, NULL,
+                            "This server's context is too short for the rest of the response.");
+        }
+        call->choices[i].output_max = output_max;
+    }
+    return true;
+}
+
+// What a key used before is not known here: the whole response is counted now, once.
+struct api_call *api_call_again(struct api_visit *visit, const struct api_begin *begin,
+                                struct api_reading *reading, struct api_failure *failure) {
+    const struct api_call_spec spec = {begin->kind, &reading->params, reading->prompt_count, begin};
+    struct api_call *call = api_call_create(visit, &spec, failure);
+    if (call == NULL) {
+        return NULL;
+    }
+    if (!set_prompts(call, reading, failure) || !judge_again(call, begin, reading, failure)) {
+        api_call_destroy(call);
+        return NULL;
+    }
+    charge(call);
+    api_call_prepare(call);
+    buf_reset(&call->chunk_head);
+    buf_append(&call->chunk_head, begin->chunk_head.text, begin->chunk_head.byte_count);
+    return call;
 }
 
 // ---- ends --------------------------------------------------------------------------------------
@@ -500,7 +568,9 @@ void api_call_log(struct api_call *call, int status, const char *finish) {
             access.ttft_us = choice->first_us - call->exchange->arrived_us;
         }
     }
-    api_log_access(&call->visit, &access);
+    if (!call->unattended) {
+        api_log_access(&call->visit, &access);    // else of whom asks for it
+    }
 }
 
 void api_call_answer(struct api_call *call, const struct buf *body) {
@@ -535,6 +605,7 @@ void api_call_fail(struct api_call *call, const struct api_failure *failure) {
         api_call_log(call, exchange->status, api_code_name(failure->code));
         http_exchange_break(exchange);
     }
+    api_journal_end(call);
     call->cancel_wanted = true;
     api_call_let_go(call);
 }
@@ -543,6 +614,7 @@ void api_call_gone(struct api_call *call, enum http_gone_reason reason, uint64_t
     call->visit.now_us = now_us;
     call->visit.probe = call->kind == API_CALL_KIND_CANARY;
     api_call_log(call, 499, api_gone_name(reason));
+    api_journal_end(call);
     call->cancel_wanted = true;
     api_call_let_go(call);
 }
@@ -557,7 +629,7 @@ void api_call_alarm(struct api_call *call, uint64_t now_us) {
         return;
     }
     if (exchange->phase == HTTP_EXCHANGE_PHASE_OPEN) {
-        api_render_stream_head(call);    // clients give up on silent servers
+        api_render_stream_head(&call->visit);    // clients give up on silent servers
     } else {
         // Not a comment line: a common benchmark client loses the event behind one.
         buf_append_str(http_exchange_payload(exchange), "\n\n");

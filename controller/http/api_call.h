@@ -23,6 +23,8 @@ enum api_call_kind { API_CALL_KIND_COMPLETION, API_CALL_KIND_CHAT, API_CALL_KIND
 
 enum api_stop_kind { API_STOP_KIND_NONE, API_STOP_KIND_TOKEN, API_STOP_KIND_STRING };
 
+struct api_begin;
+
 struct api_choice {
     struct api_call *call;
     uint32_t index;
@@ -59,6 +61,10 @@ struct api_call {
     struct api_call *next_dirty;
     bool dirty;
     bool cancel_wanted;    // its sequences are of no use any more
+    bool resumed;          // an earlier controller began it
+    bool unattended;       // and no client has asked for it yet: its exchange is nobody's
+    uint64_t journal_entry;    // 0: it has none
+    struct buf noted;          // of its next step (api_journal.h)
     enum api_call_kind kind;
     char body_id[API_BODY_ID_BYTES];
     uint64_t created_unix_s;
@@ -85,6 +91,7 @@ struct api_call_spec {
     enum api_call_kind kind;
     struct api_params *params;    // its bias moves into the call
     uint32_t prompt_count;
+    const struct api_begin *again;    // what an earlier controller had begun; NULL: it is new
 };
 
 // The call takes over the exchange, but nothing is submitted yet. NULL with the failure filled.
@@ -94,8 +101,16 @@ struct api_call *api_call_create(struct api_visit *visit, const struct api_call_
 bool api_call_set_prompt(struct api_call *call, const struct api_params *params,
                          uint32_t prompt_index, const uint32_t *tokens, size_t token_count,
                          struct api_failure *failure);
-// Hands every choice to the core, or answers at once where nothing is to be computed.
+// With all prompts set: from here on it is an answer on its way.
+void api_call_prepare(struct api_call *call);
+// Hands every choice that is not finished to the core.
 void api_call_submit(struct api_call *call);
+// What an earlier controller had begun, read again: prepared as it was then, not submitted. NULL
+// with the failure filled.
+struct api_call *api_call_again(struct api_visit *visit, const struct api_begin *begin,
+                                struct api_reading *reading, struct api_failure *failure);
+// One step of it again: its items, then its events. False when they cannot be the call's.
+bool api_call_replay(struct api_call *call, const uint8_t *items, size_t byte_count);
 // Makes a call of what was read and submits it, or answers the failure.
 void api_call_start(struct api_visit *visit, enum api_call_kind kind, struct api_reading *reading);
 // Before submit, or from api_destroy: forgets everything.
@@ -147,7 +162,7 @@ size_t api_text_scores_ready(const struct api_choice *choice);
 // ---- writing (api_render.c, api_canary.c) ------------------------------------------------------
 
 void api_render_chunk_head(struct api_call *call);
-void api_render_stream_head(struct api_call *call);    // OPEN only
+void api_render_stream_head(struct api_visit *visit);    // OPEN only
 // Writes what happened since the last turn into the stream.
 void api_render_events(struct api_call *call);
 // Builds and sends the whole answer.

@@ -41,7 +41,7 @@ void api_step_health(struct api_visit *visit) {
     struct api_params params = {.max_given = true, .max_tokens = 1, .choice_count = 1};
     params.sampling.top_p = 1;
     params.sampling.repetition_penalty = 1;
-    const struct api_call_spec spec = {API_CALL_KIND_CANARY, &params, 1};
+    const struct api_call_spec spec = {API_CALL_KIND_CANARY, &params, 1, NULL};
     struct api_call *call = api_call_create(visit, &spec, &failure);
     uint32_t token = canary_token(api);
     if (call != NULL && !api_call_set_prompt(call, &params, 0, &token, 1, &failure)) {
@@ -53,5 +53,6 @@ void api_step_health(struct api_visit *visit) {
         return;
     }
     visit->exchange->alarm_us = visit->now_us + api->config.canary_us;
+    api_call_prepare(call);
     api_call_submit(call);
 }

@@ -4,7 +4,6 @@
 #include "controller/http/api_call.h"
 
 #include "common/bounds.h"
-#include "common/clock.h"
 #include "controller/text/chat_template.h"
 #include <stdio.h>
 
@@ -160,8 +159,9 @@ static bool render(const struct api_facts *facts, const struct chat_template_inp
     return api_fail(failure, code, "messages", "%s", err.message);
 }
 
-bool api_render_chat(const struct api_facts *facts, const struct json_fields *body, struct buf *out,
-                     struct api_failure *failure) {
+bool api_render_chat(struct api_reading *reading, const struct json_fields *body, struct buf *out) {
+    const struct api_facts *facts = reading->facts;
+    struct api_failure *failure = &reading->failure;
     const struct json *kwargs = json_fields_get(body, "chat_template_kwargs");
     struct http_span effort;
     struct json_doc *merged = NULL;
@@ -178,7 +178,7 @@ bool api_render_chat(const struct api_facts *facts, const struct json_fields *bo
         .kwargs = json_absent(kwargs) ? NULL : kwargs,
         .bos_token = facts->bos_text[0] != '\0' ? facts->bos_text : NULL,
         .eos_token = facts->eos_text[0] != '\0' ? facts->eos_text : NULL,
-        .now_unix_s = (int64_t)clock_unix_s()};
+        .now_unix_s = (int64_t)reading->now_unix_s};
     bool fine = check_messages(body, failure) && choose_end(body, &input, failure) &&
                 api_field_text(body, "reasoning_effort", &effort, failure);
     if (fine && effort.text != NULL) {
@@ -200,7 +200,7 @@ static bool read_chat(struct api_reading *reading, const struct json_fields *bod
     buf_init(&rendered, BOUND_TEMPLATE_OUTPUT_BYTES);
     bool fine = api_reading_prompts(reading, 1) && api_check_model(reading->facts, body, failure) &&
                 api_params_parse(body, &rules, &reading->params, failure) &&
-                api_render_chat(reading->facts, body, &rendered, failure);
+                api_render_chat(reading, body, &rendered);
     struct http_span text = {buf_cstr(&rendered), rendered.bytes_used};
     fine = fine && api_reading_text(reading, text, reading->params.add_special, "messages");
     buf_deinit(&rendered);
@@ -211,7 +211,8 @@ static void finish(struct api_visit *visit, struct api_reading *reading) {
     api_call_start(visit, API_CALL_KIND_CHAT, reading);
 }
 
+const struct api_reader api_chat_reader = {api_can_serve, read_chat, finish};
+
 void api_chat_completions(struct api_visit *visit) {
-    static const struct api_reader reader = {api_can_serve, read_chat, finish};
-    api_read(visit, &reader);
+    api_read(visit, &api_chat_reader);
 }

@@ -89,7 +89,8 @@ static void finish(struct api_visit *visit, struct api_reading *reading) {
     api_call_start(visit, API_CALL_KIND_COMPLETION, reading);
 }
 
+const struct api_reader api_completion_reader = {api_can_serve, read_completion, finish};
+
 void api_completions(struct api_visit *visit) {
-    static const struct api_reader reader = {api_can_serve, read_completion, finish};
-    api_read(visit, &reader);
+    api_read(visit, &api_completion_reader);
 }

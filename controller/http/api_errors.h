@@ -30,8 +30,11 @@
     X(FORBIDDEN, 403, "permission_error", "forbidden", false)                                      \
     X(MODEL_NOT_FOUND, 404, "invalid_request_error", "model_not_found", false)                     \
     X(NOT_FOUND, 404, "invalid_request_error", "not_found", false)                                 \
+    X(STREAM_NOT_FOUND, 404, "invalid_request_error", "stream_not_found", false)                   \
     X(METHOD_NOT_ALLOWED, 405, "invalid_request_error", "method_not_allowed", false)               \
     X(REQUEST_TIMEOUT, 408, "invalid_request_error", "request_timeout", true)                      \
+    X(STREAM_IN_USE, 409, "invalid_request_error", "stream_in_use", true)                          \
+    X(NOT_RESUMABLE, 410, "invalid_request_error", "not_resumable", false)                         \
     X(REQUEST_TOO_LARGE, 413, "invalid_request_error", "request_too_large", false)                 \
     X(UNSUPPORTED_MEDIA_TYPE, 415, "invalid_request_error", "unsupported_media_type", false)       \
     X(EXPECTATION_FAILED, 417, "invalid_request_error", "invalid_value", false)                    \

@@ -3,6 +3,10 @@
 
 #include <string.h>
 
+uint64_t api_key_salt(const struct api_key *key) {
+    return hash_bytes(key->digest, sizeof key->digest);
+}
+
 void api_key_digest(const char *key, size_t byte_count, uint8_t out[HASH_SHA256_BYTES]) {
     hash_sha256(key, byte_count, out);
 }

@@ -59,6 +59,7 @@ struct api_progress {
 struct api_call;
 struct api_choice;
 struct api_later;
+struct api_stream;
 
 struct api_slot {
     struct api_choice *choice;
@@ -88,6 +89,11 @@ struct api {
     struct api_call *dirty;    // calls that api_turn_end must look at, in order
     struct api_call **dirty_end;
 
+    struct api_stream *streams;    // of an earlier controller, nobody has them; oldest first
+    uint32_t streams_waiting;      // of these, to be continued
+    uint64_t streams_resumed;
+    uint64_t streams_checked_us;    // when it was last looked whether they have expired
+
     struct buf body;      // an answer being built
     struct buf fields;    // its header lines
     char date[HTTP_DATE_BYTES];
@@ -110,10 +116,14 @@ void api_make_id(struct api *api, char out[API_REQUEST_ID_BYTES]);
 void api_log_access(struct api_visit *visit, struct api_access *access);
 const char *api_gone_name(enum http_gone_reason reason);    // for the log
 
+// Undoes the percent escapes of a path (api_models.c).
+void api_unescape(struct http_span text, struct buf *out);
+
 // ---- routes ------------------------------------------------------------------------------------
 
 void api_chat_completions(struct api_visit *visit);
 void api_completions(struct api_visit *visit);
+void api_stream(struct api_visit *visit);    // "/v1/streams/" + id
 void api_models(struct api_visit *visit);
 void api_model(struct api_visit *visit);    // "/v1/models/" + id
 void api_tokenize(struct api_visit *visit);

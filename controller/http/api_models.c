@@ -88,7 +88,7 @@ static int hex_digit(char c) {
 }
 
 // Undoes percent escapes; a broken one stays as it is.
-static void unescape(struct http_span text, struct buf *out) {
+void api_unescape(struct http_span text, struct buf *out) {
     for (size_t i = 0; i < text.byte_count; i++) {
         int high = i + 2 < text.byte_count ? hex_digit(text.text[i + 1]) : -1;
         int low = i + 2 < text.byte_count ? hex_digit(text.text[i + 2]) : -1;
@@ -119,7 +119,7 @@ void api_model(struct api_visit *visit) {
     }
     struct buf *body = &api->body;
     buf_reset(body);
-    unescape(id, body);
+    api_unescape(id, body);
     const char *name = NULL;
     for (uint32_t i = 0; i < api->facts.model->name_count; i++) {
         struct http_span wanted = {buf_cstr(body), body->bytes_used};

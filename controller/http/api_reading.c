@@ -2,6 +2,7 @@
 #include "controller/http/api_reading.h"
 
 #include "common/bounds.h"
+#include "common/clock.h"
 #include "common/memory.h"
 #include "controller/http/background.h"
 #include "controller/text/tokenizer.h"
@@ -56,12 +57,13 @@ static bool parse_body(struct api_reading *reading) {
 
 static void reading_init(struct api_reading *reading, const struct api_facts *facts,
                          const char *body, size_t body_bytes) {
-    *reading = (struct api_reading){.facts = facts, .body = body, .body_bytes = body_bytes};
+    *reading = (struct api_reading){
+        .facts = facts, .body = body, .body_bytes = body_bytes, .now_unix_s = clock_unix_s()};
     token_list_init(&reading->tokens, 0);
     buf_init(&reading->answer, BOUND_HTTP_RESPONSE_BYTES);
 }
 
-static void reading_deinit(struct api_reading *reading) {
+void api_reading_deinit(struct api_reading *reading) {
     json_destroy(reading->doc);
     api_params_deinit(&reading->params);
     token_list_deinit(&reading->tokens);
@@ -74,6 +76,13 @@ static void reading_run(struct api_reading *reading, const struct api_reader *re
         const struct json_fields body = json_fields_of(json_root(reading->doc));
         reading->fine = reader->read(reading, &body);
     }
+}
+
+void api_reading_run(struct api_reading *reading, const struct api_facts *facts,
+                     struct http_span body, uint64_t now_unix_s, const struct api_reader *reader) {
+    reading_init(reading, facts, body.text, body.byte_count);
+    reading->now_unix_s = now_unix_s;
+    reading_run(reading, reader);
 }
 
 static void conclude(struct api_visit *visit, const struct api_reader *reader,
@@ -122,7 +131,7 @@ static void work_read(struct background_job *job) {
 
 static void work_discard(struct background_job *job) {
     struct api_later *later = later_of(job);
-    reading_deinit(&later->reading);
+    api_reading_deinit(&later->reading);
     buf_deinit(&later->body);
 }
 
@@ -167,7 +176,7 @@ static bool read_later(struct api_visit *visit, const struct api_reader *reader,
     reading_init(&later->reading, &later->facts, (const char *)later->body.data,
                  later->body.bytes_used);
     if (!background_submit(api->config.background, &later->job)) {
-        reading_deinit(&later->reading);
+        api_reading_deinit(&later->reading);
         buf_deinit(&later->body);
         memory_free(later);
         failure->retry_after_ms = RETRY_MS;
@@ -197,7 +206,7 @@ void api_read_gone(struct api *api, struct http_exchange *exchange, enum http_go
     later->visit.exchange = NULL;
     if (background_drop(api->config.background, &later->job)) {
         later_unlink(later);
-        reading_deinit(&later->reading);
+        api_reading_deinit(&later->reading);
         buf_deinit(&later->body);
         memory_free(later);
     }
@@ -219,7 +228,7 @@ void api_read(struct api_visit *visit, const struct api_reader *reader) {
         reading_init(&reading, &api->facts, exchange->body, exchange->body_bytes);
         reading_run(&reading, reader);
         conclude(visit, reader, &reading);
-        reading_deinit(&reading);
+        api_reading_deinit(&reading);
     }
 }
 

@@ -30,6 +30,7 @@ struct api_reading {
     const struct api_facts *facts;
     const char *body;
     size_t body_bytes;
+    uint64_t now_unix_s;    // what a template is told
     struct json_doc *doc;
     struct api_params params;    // stop strings point into the document
     struct token_list tokens;    // of all prompts, one after the other
@@ -55,6 +56,12 @@ void api_read(struct api_visit *visit, const struct api_reader *reader);
 void api_read_gone(struct api *api, struct http_exchange *exchange, enum http_gone_reason reason,
                    uint64_t now_us);
 
+// A reading on its own: `reading` is the result of `reader`'s first half.
+void api_reading_run(struct api_reading *reading, const struct api_facts *facts,
+                     struct http_span body, uint64_t now_unix_s, const struct api_reader *reader);
+void api_reading_deinit(struct api_reading *reading);
+extern const struct api_reader api_chat_reader, api_completion_reader;
+
 // ---- for readers -------------------------------------------------------------------------------
 
 void api_params_rules(const struct api_facts *facts, enum api_endpoint endpoint,
@@ -67,8 +74,7 @@ bool api_reading_text(struct api_reading *reading, struct http_span text, bool a
                       const char *param);
 bool api_reading_ids(struct api_reading *reading, const struct json *list, const char *param);
 // Renders the messages of a body with the model's template.
-bool api_render_chat(const struct api_facts *facts, const struct json_fields *body, struct buf *out,
-                     struct api_failure *failure);
+bool api_render_chat(struct api_reading *reading, const struct json_fields *body, struct buf *out);
 // Judges `model` of a body: absent and empty are fine (api_models.c).
 bool api_check_model(const struct api_facts *facts, const struct json_fields *body,
                      struct api_failure *failure);

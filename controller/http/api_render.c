@@ -4,6 +4,7 @@
 #include "controller/http/api_call.h"
 
 #include "common/json.h"
+#include "controller/http/api_journal.h"
 #include "controller/http/api_scores.h"
 #include <string.h>
 
@@ -136,16 +137,16 @@ void api_render_chunk_head(struct api_call *call) {
                &call->chunk_head);
 }
 
-void api_render_stream_head(struct api_call *call) {
-    struct api *api = call->visit.api;
-    api_begin_fields(&call->visit);
+void api_render_stream_head(struct api_visit *visit) {
+    struct api *api = visit->api;
+    api_begin_fields(visit);
     buf_append_str(&api->fields, "cache-control: no-store\r\nx-accel-buffering: no\r\n");
     const struct http_response response = {
         .status = 200,
         .content_type = "text/event-stream; charset=utf-8",
         .fields = &api->fields,
     };
-    http_exchange_stream(call->exchange, &response);
+    http_exchange_stream(visit->exchange, &response);
 }
 
 static void begin_chunk(const struct api_choice *choice, struct buf *out) {
@@ -235,8 +236,9 @@ static bool is_whole(const struct api_call *call) {
 void api_render_events(struct api_call *call) {
     struct http_exchange *exchange = call->exchange;
     if (exchange->phase == HTTP_EXCHANGE_PHASE_OPEN) {
-        api_render_stream_head(call);
+        api_render_stream_head(&call->visit);
     }
+    api_journal_step(call);
     if (!is_whole(call)) {
         struct api_failure failure = {0};
         api_fail(&failure, API_CODE_INTERNAL, NULL, "The answer does not fit the memory.");
@@ -257,6 +259,9 @@ void api_render_events(struct api_call *call) {
     }
     end_stream(call, out);
     api_call_log(call, exchange->status, call->choices[0].finish_reason);
+    // The entry ends once the client has it.
+    exchange->receipt = call->journal_entry;
+    call->journal_entry = 0;
     http_exchange_end(exchange);
     api_call_let_go(call);
 }

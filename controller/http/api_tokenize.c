@@ -97,7 +97,7 @@ static bool read_text(struct api_reading *reading, const struct json_fields *bod
     } else if (fine && request.text.text == NULL) {
         request.add_special = false;    // templates write their own
         fine = api_field_bool(body, "add_special_tokens", &request.add_special, failure) &&
-               api_render_chat(facts, body, &rendered, failure);
+               api_render_chat(reading, body, &rendered);
         request.text = (struct http_span){buf_cstr(&rendered), rendered.bytes_used};
     }
     fine = fine && api_reading_text(reading, request.text, request.add_special, "prompt");

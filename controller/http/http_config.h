@@ -34,6 +34,8 @@ struct http_handler {
                     uint64_t now_us);
     // `alarm_us` of a live exchange has passed; it is 0 again.
     void (*on_alarm)(void *ctx, struct http_exchange *exchange, uint64_t now_us);
+    // The `receipt` of an answer that is over. NULL where none is ever asked for.
+    void (*on_receipt)(void *ctx, uint64_t receipt);
 };
 
 // Bounds and times; http_server_defaults fills in those of common/bounds.h.

@@ -100,6 +100,15 @@ void http_connection_resume(struct connection *connection) {
     consume_ahead(connection, clock_monotonic_us());
 }
 
+static void give_receipt(struct connection *connection) {
+    const struct http_handler *handler = &connection->server->config.handler;
+    uint64_t receipt = connection->exchange.receipt;
+    if (receipt != 0) {
+        connection->exchange.receipt = 0;
+        handler->on_receipt(handler->ctx, receipt);
+    }
+}
+
 void http_connection_close(struct connection *connection) {
     if (connection->state == CONNECTION_STATE_CLOSED) {
         return;
@@ -107,6 +116,7 @@ void http_connection_close(struct connection *connection) {
     INVARIANT(connection->state != CONNECTION_STATE_ANSWERING ||
               !http_exchange_live(&connection->exchange));
     connection->state = CONNECTION_STATE_CLOSED;
+    give_receipt(connection);
     if (connection->waits) {
         stop_waiting(connection);
     }
@@ -235,6 +245,7 @@ static bool send_out(struct connection *connection) {
 static void connection_finish(struct connection *connection) {
     struct http_server *server = connection->server;
     uint64_t now_us = clock_monotonic_us();
+    give_receipt(connection);
     bool more = connection->exchange.keep_alive && !connection->peer_closed && !server->closing;
     if (!more) {
         connection_linger(connection, now_us);

@@ -82,6 +82,7 @@ void http_exchange_begin(struct http_exchange *exchange, const struct http_reque
     exchange->arrived_us = arrived_us;
     exchange->user = NULL;
     exchange->alarm_us = 0;
+    exchange->receipt = 0;
     exchange->phase = HTTP_EXCHANGE_PHASE_OPEN;
     exchange->status = 0;
     exchange->raw_bytes = 0;
@@ -272,6 +273,8 @@ const char *http_reason(int status) {
         {404, "Not Found"},
         {405, "Method Not Allowed"},
         {408, "Request Timeout"},
+        {409, "Conflict"},
+        {410, "Gone"},
         {413, "Content Too Large"},
         {415, "Unsupported Media Type"},
         {417, "Expectation Failed"},

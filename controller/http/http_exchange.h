@@ -54,6 +54,9 @@ struct http_exchange {
     uint64_t arrived_us;       // when the first byte of the request was read
     void *user;                // the API's own
     uint64_t alarm_us;         // the server calls back once this moment has passed; 0 = never
+    // Not 0: the server gives it back once the kernel has taken the whole answer, or its connection
+    // has ended before.
+    uint64_t receipt;
 
     enum http_exchange_phase phase;
     int status;          // of the answer; 0 while open

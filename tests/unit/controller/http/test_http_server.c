@@ -26,6 +26,7 @@ struct app {
     struct http_server_config config;
     struct http_exchange *held;    // of /hold and /stream
     int heads, requests, refusals, alarms, gone;
+    uint64_t receipt;    // the last one that came back
     int refused_status;
     enum http_gone_reason gone_reason;
     bool closed;
@@ -98,6 +99,11 @@ static void on_alarm(void *ctx, struct http_exchange *exchange, uint64_t now_us)
     answer(exchange, 200, "rang", 4);
 }
 
+static void on_receipt(void *ctx, uint64_t receipt) {
+    struct app *app = ctx;
+    app->receipt = receipt;
+}
+
 static void on_closed(void *ctx) {
     struct app *app = ctx;
     app->closed = true;
@@ -108,7 +114,7 @@ static void app_init(struct app *app) {
     ck_assert_int_eq(uv_loop_init(&app->loop), 0);
     http_server_defaults(&app->config);
     app->config.handler =
-        (struct http_handler){app, on_head, on_request, on_refused, on_gone, on_alarm};
+        (struct http_handler){app, on_head, on_request, on_refused, on_gone, on_alarm, on_receipt};
 }
 
 static void app_start(struct app *app) {
