@@ -69,6 +69,9 @@ sh tests/e2e/network.sh "$work/tiny" "$python"
 part "groups on one host, deaths and restarts"
 sh tests/e2e/groups.sh "$work/tiny" "$python"
 
+part "streams outlive their controller"
+"$python" tests/e2e/clients/resume_stream.py "$work/tiny"
+
 part "overload is answered and retried"
 start_server "$work/small.log" "$work/tiny" --max-num-seqs 2 --max-num-queued-reqs 2
 "$python" tests/e2e/clients/openai_client.py "$URL" --overload
