@@ -23,11 +23,11 @@ enum {
     // What waits is written once it would be longer than a record may be.
     PENDING_BYTES_MAX = 2 * JOURNAL_RECORD_BYTES_MAX + 4096,
     PENDING_BYTES_KEPT = 1024 * 1024,    // larger memory goes back to the heap
-    REWRITE_BYTES_MIN = 1024 * 1024,    // smaller files are left alone
+    REWRITE_BYTES_MIN = 1024 * 1024,     // smaller files are left alone
 };
 #define PLACE_NONE UINT32_MAX
 
-const char JOURNAL_MAGIC[JOURNAL_HEAD_BYTES] = {'t', 'a', 'r', 'e', ' ', 'j', 'o', 'u',
+const char JOURNAL_MAGIC[JOURNAL_HEAD_BYTES] = {'t', 'a', 'r', 'e', ' ', 'j', 'o',  'u',
                                                 'r', 'n', 'a', 'l', ' ', '1', '\n', 0};
 
 struct place {
@@ -99,8 +99,8 @@ static uint32_t place_index(uint64_t entry) {
 
 static struct place *place_of(const struct journal *journal, uint64_t entry) {
     uint32_t index = place_index(entry);
-    bool found = entry != 0 && index < journal->place_count &&
-                 journal->places[index].entry == entry;
+    bool found =
+        entry != 0 && index < journal->place_count && journal->places[index].entry == entry;
     return found ? &journal->places[index] : NULL;
 }
 

@@ -77,7 +77,8 @@ void resume_open(struct resume *resume, const char *run_dir, struct api *api) {
         return;
     }
     if (found.count > 0) {
-        log_info("journal", "an earlier controller left responses unfinished count=%u", found.count);
+        log_info("journal", "an earlier controller left responses unfinished count=%u",
+                 found.count);
     }
 }
 

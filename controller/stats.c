@@ -280,10 +280,10 @@ static void add_journal(struct builder *builder) {
     stats->journal_entries = add_one(
         builder, GAUGE("tare_journal_entries", "Responses that are journalled and unfinished."),
         NULL, NULL);
-    stats->journal_refused = add_one(builder,
-                                     COUNTER("tare_journal_refused_total",
-                                             "Responses that the journal had no room for."),
-                                     NULL, NULL);
+    stats->journal_refused = add_one(
+        builder,
+        COUNTER("tare_journal_refused_total", "Responses that the journal had no room for."), NULL,
+        NULL);
     stats->journal_failed =
         add_one(builder, GAUGE("tare_journal_failed", "1 after the journal could not be written."),
                 NULL, NULL);

@@ -80,9 +80,8 @@ static enum status make_run_dir(struct serve *serve, struct error *err) {
 
 // The controller removes its sockets when it leaves; one that was killed could not.
 static void remove_run_dir(const struct serve *serve) {
-    static const char *const names[] = {"plan.sock", "control.sock", "admin.sock",
-                                        "epoch",     "epoch.new",    "lock",
-                                        "journal",   "journal.new"};
+    static const char *const names[] = {"plan.sock", "control.sock", "admin.sock", "epoch",
+                                        "epoch.new", "lock",         "journal",    "journal.new"};
     char path[PATH_BYTES + 16];
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         snprintf(path, sizeof path, "%s/%s", serve->run_dir, names[i]);

@@ -249,6 +249,5 @@ void admin_destroy(struct admin *admin) {
 }
 
 struct http_handler admin_handler(struct admin *admin) {
-    return (struct http_handler){admin,   on_head,  on_request, on_refused,
-                                 on_gone, on_alarm, NULL};
+    return (struct http_handler){admin, on_head, on_request, on_refused, on_gone, on_alarm, NULL};
 }

@@ -80,8 +80,8 @@ static void make_body_id(struct api_call *call) {
          at = at->next) {
         taken = strcmp(at->visit.request_id, call->visit.request_id) == 0;
     }
-    taken = taken || (call->visit.id_is_clients &&
-                      api_streams_have(api, prefix, call->visit.request_id));
+    taken = taken ||
+            (call->visit.id_is_clients && api_streams_have(api, prefix, call->visit.request_id));
     if (taken) {
         snprintf(call->body_id, sizeof call->body_id, "%s%s-%llu", prefix, call->visit.request_id,
                  (unsigned long long)(api->serial + 1));

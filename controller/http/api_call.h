@@ -60,9 +60,9 @@ struct api_call {
     struct api_call *prev, *next;
     struct api_call *next_dirty;
     bool dirty;
-    bool cancel_wanted;    // its sequences are of no use any more
-    bool resumed;          // an earlier controller began it
-    bool unattended;       // and no client has asked for it yet: its exchange is nobody's
+    bool cancel_wanted;        // its sequences are of no use any more
+    bool resumed;              // an earlier controller began it
+    bool unattended;           // and no client has asked for it yet: its exchange is nobody's
     uint64_t journal_entry;    // 0: it has none
     struct buf noted;          // of its next step (api_journal.h)
     enum api_call_kind kind;

@@ -39,7 +39,8 @@ struct api_gate {
     bool allow_credentials;
 };
 
-// Stands for the key where what was computed or answered for it is kept; the same for all processes.
+// Stands for the key where what was computed or answered for it is kept; the same for all
+// processes.
 uint64_t api_key_salt(const struct api_key *key);
 void api_key_digest(const char *key, size_t byte_count, uint8_t out[HASH_SHA256_BYTES]);
 

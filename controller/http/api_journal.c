@@ -131,8 +131,7 @@ bool api_begin_decode(const uint8_t *bytes, size_t byte_count, struct api_begin 
     *out = (struct api_begin){0};
     wire_begin(&w, out);
     out->output_max = w.at;
-    return !w.broken && out->choice_count > 0 &&
-           out->choice_count <= BOUND_SEQUENCES_PER_REQUEST &&
+    return !w.broken && out->choice_count > 0 && out->choice_count <= BOUND_SEQUENCES_PER_REQUEST &&
            (size_t)(w.end - w.at) == (size_t)out->choice_count * sizeof(uint32_t) &&
            out->request_id.byte_count < API_REQUEST_ID_BYTES &&
            out->body_id.byte_count < API_BODY_ID_BYTES &&
@@ -159,8 +158,8 @@ bool api_item_next(const uint8_t *bytes, size_t byte_count, size_t *at, struct a
 }
 
 uint64_t api_prompt_digest(const struct api_reading *reading) {
-    uint64_t digest = hash_bytes(reading->tokens.ids,
-                                 reading->tokens.count * sizeof reading->tokens.ids[0]);
+    uint64_t digest =
+        hash_bytes(reading->tokens.ids, reading->tokens.count * sizeof reading->tokens.ids[0]);
     for (uint32_t i = 0; i < reading->prompt_count; i++) {
         digest = hash_u64(digest ^ reading->prompts[i].token_end);
     }

@@ -25,7 +25,7 @@ struct api_begin {
     uint64_t salt;    // of its key
     uint64_t seed;
     uint64_t created_unix_s;
-    uint64_t read_unix_s;     // the time that its template was told
+    uint64_t read_unix_s;      // the time that its template was told
     uint64_t prompt_digest;    // of all its prompts' tokens
     uint32_t choice_count;
     const uint8_t *output_max;    // [choice_count] uint32_t, not aligned

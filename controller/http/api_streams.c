@@ -373,8 +373,7 @@ static void check_all(struct api *api, uint64_t now_us) {
         struct api_stream *next = at->next;
         if (now_us >= at->expires_us) {
             stream_expire(api, at, now_us);
-        } else if (at->state == STREAM_STATE_HELD &&
-                   buf_status(&at->exchange.out) != STATUS_OK) {
+        } else if (at->state == STREAM_STATE_HELD && buf_status(&at->exchange.out) != STATUS_OK) {
             stream_fail(api, at, "it grew beyond what is kept without a client.");
         }
         at = next;
@@ -479,8 +478,8 @@ void api_stream(struct api_visit *visit) {
                 api_fail(&failure, API_CODE_METHOD_NOT_ALLOWED, NULL, "This path answers GET.");
     fine = fine && read_after(request->query, &after, &failure);
     struct api_stream *stream = fine ? find_stream(visit, name) : NULL;
-    if (fine && ((stream == NULL && has_client(visit, name)) ||
-                 (stream != NULL && stream->asked))) {
+    if (fine &&
+        ((stream == NULL && has_client(visit, name)) || (stream != NULL && stream->asked))) {
         fine = api_fail(&failure, API_CODE_STREAM_IN_USE, NULL,
                         "This response is being sent to another client.");
         failure.retry_after_ms = RETRY_MS;

@@ -57,6 +57,8 @@
     X("worker/plan_report", suite_plan_report)                                                     \
     X("controller/net/worker_link", suite_worker_link)                                             \
     X("controller/net/epoch_file", suite_epoch_file)                                               \
+    X("controller/journal", suite_journal)                                                         \
+    X("controller/http/api_streams", suite_api_streams)                                            \
     X("controller/run_dir", suite_run_dir)                                                         \
     X("controller/cli/keygen", suite_keygen)                                                       \
     X("controller/http/http_parse", suite_http_parse)                                              \
