@@ -23,7 +23,7 @@ enum {
     PATH_BYTES = 4096,
     LEAVE_US = 5 * 1000 * 1000,        // patience with a child after the other one has ended
     ASK_AGAIN_US = 1 * 1000 * 1000,    // of that, until the second request
-    RESTARTS_MAX = 5,                  // of one worker, within RESTART_WINDOW_US
+    RESTARTS_MAX = 5,                  // of one child, within RESTART_WINDOW_US
     RESTART_WINDOW_US = 60 * 1000 * 1000,
     RESTART_DELAY_US = 500 * 1000,    // a controller that drained on its own ends meanwhile
 };
@@ -33,18 +33,23 @@ struct child {
     pid_t pid;           // 0 when not running
 };
 
+struct restarts {
+    uint64_t at_us[RESTARTS_MAX];    // a ring of the last ones
+    uint32_t count;
+    uint64_t due_us;    // 0: none is planned
+};
+
 struct worker_child {
     struct child child;
     uint32_t group, rank;
-    uint64_t restarts_us[RESTARTS_MAX];    // a ring of the last ones
-    uint32_t restart_count;
-    uint64_t restart_due_us;    // 0: none is planned
-    bool given_up;              // it ended in a way that another start will not change
+    struct restarts restarts;
+    bool given_up;    // it ended in a way that another start will not change
 };
 
 struct serve {
     struct config *config;
     struct child controller;
+    struct restarts controller_restarts;
     struct worker_child *workers;    // [groups][world]
     uint32_t worker_count, world;
     uint32_t threads;    // of each worker; 0: it takes what there is
@@ -172,12 +177,16 @@ static enum status plan_workers(struct serve *serve, struct error *err) {
     return STATUS_OK;
 }
 
-static enum status start_children(struct serve *serve, struct error *err) {
+static enum status start_controller(struct serve *serve, struct error *err) {
     char run_dir[PATH_BYTES + 16];
     snprintf(run_dir, sizeof run_dir, "--run-dir=%s", serve->run_dir);
-    export_keys(serve->config);
     const char *const extra[] = {run_dir, "--banner", NULL};
-    TRY(start_child(serve, &serve->controller, OPTION_PROGRAM_CONTROLLER, extra, err));
+    return start_child(serve, &serve->controller, OPTION_PROGRAM_CONTROLLER, extra, err);
+}
+
+static enum status start_children(struct serve *serve, struct error *err) {
+    export_keys(serve->config);
+    TRY(start_controller(serve, err));
     for (uint32_t i = 0; i < serve->worker_count; i++) {
         TRY(start_worker(serve, &serve->workers[i], err));
     }
@@ -236,37 +245,52 @@ static void end_workers(struct serve *serve) {
     }
 }
 
-// A worker that was killed, or told to leave by somebody else than the controller's drain, is
-// started again: the controller resumes its requests. Codes say that a restart cannot help.
-static bool plan_restart(struct worker_child *worker, int status) {
-    if (!WIFSIGNALED(status) && exit_code_of(status) != EXIT_CODE_OK) {
-        return false;
-    }
+// False when it has ended too often.
+static bool plan_restart(struct restarts *restarts, const char *name, uint64_t delay_us) {
     uint64_t now_us = clock_monotonic_us();
-    uint64_t *oldest_us = &worker->restarts_us[worker->restart_count % RESTARTS_MAX];
-    if (worker->restart_count >= RESTARTS_MAX && now_us - *oldest_us < RESTART_WINDOW_US) {
-        fprintf(stderr, "tare: worker g%ur%u ended %d times within a minute\n", worker->group,
-                worker->rank, RESTARTS_MAX + 1);
+    uint64_t *oldest_us = &restarts->at_us[restarts->count % RESTARTS_MAX];
+    if (restarts->count >= RESTARTS_MAX && now_us - *oldest_us < RESTART_WINDOW_US) {
+        fprintf(stderr, "tare: %s ended %d times within a minute\n", name, RESTARTS_MAX + 1);
         return false;
     }
     *oldest_us = now_us;
-    worker->restart_count++;
-    worker->restart_due_us = now_us + RESTART_DELAY_US;
+    restarts->count++;
+    restarts->due_us = now_us + delay_us;
     return true;
 }
 
-// Starts the workers again whose time has come. True while others wait for theirs.
+// A worker that was killed, or told to leave by somebody else than the controller's drain, is
+// started again: the controller resumes its requests. Codes say that a restart cannot help.
+static bool plan_worker(struct worker_child *worker, int status) {
+    char name[32];
+    snprintf(name, sizeof name, "worker g%ur%u", worker->group, worker->rank);
+    return (WIFSIGNALED(status) || exit_code_of(status) == EXIT_CODE_OK) &&
+           plan_restart(&worker->restarts, name, RESTART_DELAY_US);
+}
+
+// Workers wait for the next controller with what they have, and its journal has the streams.
+static bool plan_controller(struct serve *serve, int status, int stops) {
+    return WIFSIGNALED(status) && stops == 0 &&
+           plan_restart(&serve->controller_restarts, "the controller", 0);
+}
+
+// Starts the children again whose time has come. True while others wait for theirs.
 static bool start_due(struct serve *serve, struct error *err, enum status *status) {
     bool waits = false;
+    if (serve->controller_restarts.due_us != 0) {
+        serve->controller_restarts.due_us = 0;
+        fprintf(stderr, "tare: the controller was killed, starting another\n");
+        *status = start_controller(serve, err);
+    }
     for (uint32_t i = 0; i < serve->worker_count && *status == STATUS_OK; i++) {
         struct worker_child *worker = &serve->workers[i];
-        if (worker->restart_due_us != 0 && clock_monotonic_us() >= worker->restart_due_us) {
-            worker->restart_due_us = 0;
+        if (worker->restarts.due_us != 0 && clock_monotonic_us() >= worker->restarts.due_us) {
+            worker->restarts.due_us = 0;
             fprintf(stderr, "tare: worker g%ur%u ended, starting another\n", worker->group,
                     worker->rank);
             *status = start_worker(serve, worker, err);
         }
-        waits = waits || worker->restart_due_us != 0;
+        waits = waits || worker->restarts.due_us != 0;
     }
     return waits;
 }
@@ -301,7 +325,7 @@ static bool worker_ended(struct serve *serve, struct worker_child *worker, int s
     if (stops > 0) {
         return *code != EXIT_CODE_OK;    // told to leave by a controller that drained, or not
     }
-    if (plan_restart(worker, status)) {
+    if (plan_worker(worker, status)) {
         return false;
     }
     worker->given_up = true;
@@ -316,7 +340,7 @@ static bool worker_ended(struct serve *serve, struct worker_child *worker, int s
 
 static void stop(struct serve *serve, int count) {
     for (uint32_t i = 0; i < serve->worker_count; i++) {
-        serve->workers[i].restart_due_us = 0;
+        serve->workers[i].restarts.due_us = 0;
     }
     if (isatty(STDERR_FILENO)) {
         fprintf(stderr, count == 1 ? "\ntare: finishing running requests (again to end now)\n"
@@ -333,7 +357,7 @@ static int watch(struct serve *serve) {
     int stops = 0;
     bool on_terminal = isatty(STDERR_FILENO) != 0;
     while (status == STATUS_OK) {
-        if (reap(&serve->controller, &ended)) {
+        if (reap(&serve->controller, &ended) && !plan_controller(serve, ended, stops)) {
             end_workers(serve);
             // Stopped before it minded signals: it had served nobody, and that is a clean end.
             bool unborn = stops > 0 && WIFSIGNALED(ended) && WTERMSIG(ended) == SIGTERM;

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -21,7 +22,7 @@ parser.add_argument("model")
 args = parser.parse_args()
 work = tempfile.mkdtemp(prefix="tare-resume-")
 run_dir = f"{work}/run"
-TOKENS = 300
+TOKENS = 500
 KEYS = {"first": "sesame-one", "second": "sesame-two"}
 
 
@@ -210,6 +211,45 @@ def a_second_death_and_a_client_that_leaves():
     check(not os.path.exists(f"{run_dir}/journal"), "and no journal stays")
 
 
+def the_supervisor_starts_another():
+    with socket.socket() as probe:    # an address that stays the same
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = open(f"{work}/serve.log", "w")
+    serve = subprocess.Popen(["bin/tare", "serve", args.model, "--port", str(port), "--api-key-file", f"{work}/keys",
+                              "--kv-cache-memory-bytes", "16M", "--threads", "1", "--no-access-log",
+                              "--no-enable-prefix-caching"], stderr=log)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        while "\ntry " not in open(log.name).read():
+            assert serve.poll() is None, open(log.name).read()
+            time.sleep(0.05)
+        whole = Stream(url, 0, "whole").events()
+        stream = Stream(url, 0, "cut")
+        check(stream.begun.wait(120), "the stream has begun before the kill")
+        child = subprocess.run(["pgrep", "-P", str(serve.pid), "-x", "tare-controller"], capture_output=True, text=True)
+        os.kill(int(child.stdout), signal.SIGKILL)
+        seen = stream.events()
+        check("[DONE]" not in seen, "a stream that is cut never looks finished")
+        body_id = json.loads(seen[0])["id"]
+        results = [None]
+        while results[0] is None or results[0][0] == 0:    # nobody there, or somebody who was dying
+            try:
+                resumed(url, body_id, len(seen), results, 0)
+            except ConnectionError:
+                time.sleep(0.05)    # only spaces the tries
+        status, fields, body = results[0]
+        check(status == 200 and fields.get("complete") is True, f"it goes on at the same address: {status} {body[:300]}")
+        check(plain(seen + events(body)) == plain(whole), "and is what it would have been")
+        serve.send_signal(signal.SIGTERM)
+        check(serve.wait() == 0, "the supervisor leaves in order")
+    finally:
+        if serve.poll() is None:
+            serve.send_signal(signal.SIGTERM)
+            serve.wait()
+        log.close()
+
+
 with open(f"{work}/keys", "w") as keys:
     keys.writelines(f"{name}:{key}\n" for name, key in KEYS.items())
 os.chmod(f"{work}/keys", 0o600)
@@ -219,7 +259,8 @@ while not os.path.exists(f"{run_dir}/control.sock"):
 worker = subprocess.Popen(["bin/tare-worker", args.model, "--controller", f"ipc://{run_dir}", "--threads", "1",
                            "--kv-cache-memory-bytes", "16M"], stderr=open(f"{work}/worker.log", "w"))
 try:
-    run([a_killed_controller_costs_no_event, a_second_death_and_a_client_that_leaves])
+    run([a_killed_controller_costs_no_event, a_second_death_and_a_client_that_leaves,
+         the_supervisor_starts_another])
 finally:
     for process in (controller.process, worker):
         if process.poll() is None:

@@ -559,6 +559,63 @@ START_TEST(large_answers_arrive_whole_through_a_full_socket) {
 }
 END_TEST
 
+START_TEST(a_receipt_comes_back_when_the_kernel_has_it_all) {
+    struct app app;
+    struct client client;
+    app_init(&app);
+    app_start(&app);
+    client_dial(&client, &app);
+    client_say(&client, "GET /stream HTTP/1.1\r\nHost: a\r\n\r\n");
+    ck_assert(pump(&app, &client, "text/event-stream"));
+    app.held->receipt = 7;
+    char *bytes = memory_alloc(8u << 20);
+    memset(bytes, 'z', 8u << 20);
+    buf_append(http_exchange_payload(app.held), bytes, 8u << 20);
+    memory_free(bytes);
+    http_exchange_end(app.held);
+    for (int i = 0; i < 50; i++) {
+        uv_run(&app.loop, UV_RUN_NOWAIT);
+        ck_assert_uint_eq(app.receipt, 0);    // the socket is full
+    }
+    ck_assert(pump(&app, &client, "\r\n0\r\n\r\n"));
+    ck_assert_uint_eq(app.receipt, 7);
+    // One that was not asked for does not come.
+    app.receipt = 0;
+    client_say(&client, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nend");
+    ck_assert(pump(&app, &client, "\r\n\r\nend"));
+    ck_assert_uint_eq(app.receipt, 0);
+    client_close(&client);
+    app_stop(&app);
+}
+END_TEST
+
+START_TEST(a_receipt_comes_back_when_the_client_leaves_with_the_end_unsent) {
+    struct app app;
+    struct client client;
+    app_init(&app);
+    app_start(&app);
+    client_dial(&client, &app);
+    client_say(&client, "GET /hold HTTP/1.1\r\nHost: a\r\n\r\n");
+    ck_assert(pump_until(&app, &app.requests, 1));
+    app.held->receipt = 9;
+    char *bytes = memory_alloc(8u << 20);
+    memset(bytes, 'z', 8u << 20);
+    answer(app.held, 200, bytes, 8u << 20);
+    memory_free(bytes);
+    for (int i = 0; i < 50; i++) {
+        uv_run(&app.loop, UV_RUN_NOWAIT);
+    }
+    ck_assert_uint_eq(app.receipt, 0);
+    client_close(&client);
+    while (app.receipt == 0) {
+        uv_run(&app.loop, UV_RUN_ONCE);
+    }
+    ck_assert_uint_eq(app.receipt, 9);
+    ck_assert_int_eq(app.gone, 0);    // its answer was whole
+    app_stop(&app);
+}
+END_TEST
+
 START_TEST(slow_reader_of_a_stream_is_dropped) {
     struct app app;
     struct client client;
@@ -841,6 +898,8 @@ Suite *suite_http_server(void) {
     tcase_add_test(tc, events_of_one_turn_leave_in_one_write);
     tcase_add_test(tc, broken_stream_ends_without_its_last_chunk);
     tcase_add_test(tc, large_answers_arrive_whole_through_a_full_socket);
+    tcase_add_test(tc, a_receipt_comes_back_when_the_kernel_has_it_all);
+    tcase_add_test(tc, a_receipt_comes_back_when_the_client_leaves_with_the_end_unsent);
     tcase_add_test(tc, slow_reader_of_a_stream_is_dropped);
     tcase_add_test(tc, slow_head_gets_408);
     tcase_add_test(tc, dribbled_head_does_not_outlive_its_limit);
