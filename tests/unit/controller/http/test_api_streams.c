@@ -321,7 +321,6 @@ static void check_tokens(const struct submits *submits, const struct turn *turns
 static void second_life(const struct turn *turns, uint32_t turn_count, uint32_t cut,
                         size_t steps_bytes, uint32_t choices, const char *whole, uint32_t after,
                         uint32_t come) {
-    begin_second();
     ck_assert(give(steps_bytes, b->now_us + LATER_US));
     ck_assert(!api_streams_turn(b->api, b->now_us));    // no worker yet
     ck_assert_uint_eq(b->submit_count, 0);
