@@ -59,6 +59,7 @@
     X("controller/net/epoch_file", suite_epoch_file)                                               \
     X("controller/journal", suite_journal)                                                         \
     X("controller/http/api_streams", suite_api_streams)                                            \
+    X("controller/resume", suite_resume)                                                           \
     X("controller/run_dir", suite_run_dir)                                                         \
     X("controller/cli/keygen", suite_keygen)                                                       \
     X("controller/http/http_parse", suite_http_parse)                                              \

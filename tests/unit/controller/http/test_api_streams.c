@@ -203,7 +203,14 @@ static const char *behind_events(const char *body, uint32_t count) {
 
 // ---- scripts -----------------------------------------------------------------------------------
 
-enum { ENDS_BY_STOP = -1, ENDS_BY_LENGTH = -2, SCORES = -3, NOTHING = -9, ITEMS_MAX = 6 };
+enum {
+    ENDS_BY_STOP = -1,
+    ENDS_BY_LENGTH = -2,
+    SCORES = -3,
+    ADMITTED = -4,
+    NOTHING = -9,
+    ITEMS_MAX = 6
+};
 
 struct item {
     int choice, token;
@@ -215,6 +222,13 @@ struct turn {
     int count;
 };
 
+static void admit(struct api_fixture *f, uint32_t submit, uint32_t cached_tokens) {
+    const struct core_action action = {
+        .kind = CORE_ACTION_ADMITTED,
+        .admitted = {.id = f->submits[submit].id, .cached_tokens = cached_tokens}};
+    api_on_action(f->api, &action, f->now_us);
+}
+
 static void play_item(struct api_fixture *f, uint32_t submit, int token) {
     static const int32_t tops[] = {'x', TOKEN_HE, 'y'};
     static const float logprobs[] = {-0.5f, -1.25f, -2.0f};
@@ -225,7 +239,9 @@ static void play_item(struct api_fixture *f, uint32_t submit, int token) {
                              .top_count = request->sampling.top_logprobs,
                              .top_tokens = tops,
                              .top_logprobs = logprobs};
-    if (token == SCORES) {
+    if (token == ADMITTED) {
+        admit(f, submit, 3);
+    } else if (token == SCORES) {
         for (uint32_t i = 1; i < request->prompt_count; i++) {
             row.is_prompt = true;
             row.position = i;
@@ -329,6 +345,9 @@ static void second_life(const struct turn *turns, uint32_t turn_count, uint32_t 
     struct submits submits = match_submits(choices);
     check_tokens(&submits, turns, cut, choices);
     for (uint32_t i = 0; i < b->submit_count; i++) {
+        if (b->submits[i].resumed_count > 0) {
+            admit(b, i, 1);    // what is found now is not what was found then
+        }
         if (b->submits[i].sampling.want_prompt_logprobs) {
             play_item(b, i, SCORES);    // a core scores prompts again, known or not
         }
@@ -424,12 +443,13 @@ START_TEST(a_chat_with_held_back_text) {
 END_TEST
 
 START_TEST(choices_with_logprobs_and_usage) {
-    static const struct turn turns[] = {{{{0, 'a'}, {1, 'b'}, {2, 'c'}}, 3},
-                                        {{{1, TOKEN_HELLO}}, 1},
-                                        {{{0, TOKEN_END}, {0, ENDS_BY_STOP}, {2, TOKEN_HE}}, 3},
-                                        {{{2, 0xE2}, {1, TOKEN_LL}}, 2},
-                                        {{{1, 'z'}, {2, 0x82}, {1, ENDS_BY_LENGTH}}, 3},
-                                        {{{2, 'q'}, {2, ENDS_BY_LENGTH}}, 2}};
+    static const struct turn turns[] = {
+        {{{0, ADMITTED}, {1, ADMITTED}, {0, 'a'}, {1, 'b'}, {2, 'c'}}, 5},
+        {{{1, TOKEN_HELLO}}, 1},
+        {{{0, TOKEN_END}, {0, ENDS_BY_STOP}, {2, TOKEN_HE}}, 3},
+        {{{2, 0xE2}, {1, TOKEN_LL}}, 2},
+        {{{1, 'z'}, {2, 0x82}, {1, ENDS_BY_LENGTH}}, 3},
+        {{{2, 'q'}, {2, ENDS_BY_LENGTH}}, 2}};
     compare_all("/v1/completions",
                 "{\"prompt\":\"hello\",\"n\":3,\"max_tokens\":5,\"logprobs\":2,\"seed\":11,"
                 "\"stream\":true,\"stream_options\":{\"include_usage\":true,"
