@@ -26,6 +26,7 @@ kinds = sys.argv[6:]
 parts = urllib.parse.urlsplit(url)
 STREAMS = 4
 BEGUN = 8  # tokens of every stream before the fault
+ABOUT_S = 0.3  # a fault is met in the next step
 LONG = "once more and again and again, " * 12
 
 
@@ -64,8 +65,8 @@ class Stream(threading.Thread):
         self.begun.set()
 
     def resumed_after(self, when):
-        """Seconds from `when` to the end of the longest pause that ended after it."""
-        gaps = [(b - a, b) for a, b in zip(self.times, self.times[1:]) if b > when]
+        """Seconds from `when` to the end of the longest pause that began about then: a busy machine makes others."""
+        gaps = [(b - a, b) for a, b in zip(self.times, self.times[1:]) if b > when and a < when + ABOUT_S]
         return max(gaps)[1] - when if gaps else None
 
 
