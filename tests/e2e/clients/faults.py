@@ -209,7 +209,7 @@ FAULTS = {
     "stop-child": Fault(stop_child, [1], visible=True, says=["child stands still: killed", "signal=9 code=0"]),
     "stop-holder": Fault(stop_holder_and_kill, [1], visible=True),
     "stop-both": Fault(stop_both, visible=True),
-    "hang": Fault(fail(1, "hang"), [1], visible=True, says=["late_ranks=0x", "the step thread hangs", "signal=0 code=1"]),
+    "hang": Fault(fail(1, "hang"), [1], visible=True, says=["the step thread hangs", "signal=0 code=1"]),
     "digest": Fault(fail(1, "digest"), says=["epoch given up"]),
     "token": Fault(fail(0, "token"), says=["epoch given up"]),
     "noise": Fault(fail(1, "noise"), says=["bad message"]),
