@@ -167,6 +167,9 @@ static int run(const struct config *config) {
     controller_destroy(app.controller);
     // Closing callbacks of the last handles.
     uv_run(&app.loop, UV_RUN_NOWAIT);
+    if (uv_loop_close(&app.loop) != 0) {
+        log_debug("controller", "the event loop still had handles at the end");
+    }
     return code;
 }
 

@@ -5,7 +5,8 @@ set -eu
 cd "$(dirname "$0")/../.."
 . tests/e2e/server.sh
 python=${1:?usage: faults.sh PYTHON}
-TARE=build/gcc-release/tests/e2e/bin/tare    # beside a worker that fails on demand
+# Beside a worker that fails on demand; of another variant, for the sanitizers: FAULTY=build/gcc-asan/tests/e2e/bin.
+TARE=${FAULTY:-build/gcc-release/tests/e2e/bin}/tare
 work=$(mktemp -d /tmp/tare-faults-XXXXXX)
 cleanup() {
     [ -z "${SERVER:-}" ] || kill -KILL "$SERVER" 2>/dev/null || true
