@@ -87,7 +87,7 @@
       "of the device, at most 2 GiB)")                                                             \
     X(TENSOR_PARALLEL_SIZE, "tensor-parallel-size", INT, "1", OPTION_ALL_, "scheduler", 1, 8,      \
       NULL,                                                                                        \
-      "ranks of a group: workers that share the model, each with its part of it (also --tp)")                                                                    \
+      "ranks of a group: workers that share the model, each with its part of it (also --tp)")      \
     X(GROUPS, "groups", INT, "1", OPTION_SC_, "scheduler", 1, 1024, NULL,                          \
       "groups that serve the model, each with --tensor-parallel-size workers")                     \
     X(ROLE, "role", CHOICE, "mixed", OPTION_SW_, "scheduler", 0, 0, "mixed prefill decode",        \
@@ -203,9 +203,9 @@
     X("flash-attn", true, NOTE, "attention is always tiled")                                       \
     X("tp", true, ALIAS, "tensor-parallel-size")                                                   \
     X("tp-size", true, ALIAS, "tensor-parallel-size")                                              \
-    X("pipeline-parallel-size", true, REFUSE, "not built: see --tensor-parallel-size")                         \
-    X("data-parallel-size", true, ALIAS, "groups")                             \
-    X("enable-expert-parallel", false, NOTE, "ranks always share out whole experts")     \
+    X("pipeline-parallel-size", true, REFUSE, "not built: see --tensor-parallel-size")             \
+    X("data-parallel-size", true, ALIAS, "groups")                                                 \
+    X("enable-expert-parallel", false, NOTE, "ranks always share out whole experts")               \
     X("quantization", true, REFUSE, "the type is taken from the file: leave the flag out")         \
     X("dtype", true, REFUSE, "weights keep the type of the file: leave the flag out")              \
     X("speculative-config", true, REFUSE, "speculative decoding is not built")                     \
@@ -232,7 +232,7 @@
     X("chat-template-file", true, ALIAS, "chat-template")                                          \
     X("cors-origins", true, ALIAS, "allowed-origins")                                              \
     X("mem-fraction-static", true, ALIAS, "gpu-memory-utilization")                                \
-    X("disable-radix-cache", false, ALIAS, "no-enable-prefix-caching")                 \
+    X("disable-radix-cache", false, ALIAS, "no-enable-prefix-caching")                             \
     X("disable-uvicorn-access-log", false, ALIAS, "no-access-log")
 
 #endif
