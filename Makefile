@@ -140,7 +140,7 @@ $(GEN)/proto/%.pb-c.c $(GEN)/proto/%.pb-c.h: proto/%.proto
 $(OUT)/gen/proto/%.o: $(GEN)/proto/%.c
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) -w -c -o $@ $<
-$(call obj,proto/codec.c): $(PROTO_GEN)
+$(call obj,proto/codec.c proto/codec_control.c): $(PROTO_GEN)
 
 # The commit is compiled into one object, again whenever it changes.
 build/version: FORCE

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
+// Header frames, plans and results.
 #include "proto/codec.h"
 
 #include "common/crc32c.h"
 #include "common/invariant.h"
-#include "proto/control.pb-c.h"
+#include "proto/codec_internal.h"
 #include "proto/step.pb-c.h"
 #include <string.h>
 
@@ -67,9 +68,9 @@ enum status codec_header_decode(const uint8_t *frame, size_t frame_bytes,
 }
 
 // Appends header and packed body.
-static enum status frame_encode(enum message_kind kind, const struct message_address *address,
-                                const ProtobufCMessage *message, struct buf *out,
-                                struct error *err) {
+enum status codec_frame_encode(enum message_kind kind, const struct message_address *address,
+                               const ProtobufCMessage *message, struct buf *out,
+                               struct error *err) {
     size_t body_bytes = protobuf_c_message_get_packed_size(message);
     uint8_t *at = buf_extend(out, MESSAGE_HEADER_BYTES + body_bytes);
     if (at == NULL) {
@@ -100,23 +101,23 @@ static void arena_ignore_free(void *arena, void *memory) {
     (void)memory;
 }
 
-static ProtobufCMessage *unpack(const ProtobufCMessageDescriptor *descriptor,
-                                const struct message_header *header, const uint8_t *body,
-                                struct arena *arena) {
+ProtobufCMessage *codec_unpack(const ProtobufCMessageDescriptor *descriptor,
+                               const struct message_header *header, const uint8_t *body,
+                               struct arena *arena) {
     ProtobufCAllocator allocator = {arena_allocate, arena_ignore_free, arena};
     return protobuf_c_message_unpack(descriptor, &allocator, header->body_bytes, body);
 }
 
-static enum status no_memory(struct error *err) {
+enum status codec_no_memory(struct error *err) {
     return error_set(err, STATUS_EXHAUSTED, "no room to encode or decode a message");
 }
 
-static enum status broken(struct error *err, const char *what) {
+enum status codec_broken(struct error *err, const char *what) {
     return error_set(err, STATUS_CORRUPT, "message body is broken: %s", what);
 }
 
 // An array of `count` pointers to structs of `bytes` each, contiguous, from the arena.
-static void *pointer_array(struct arena *arena, size_t count, size_t bytes, void **items) {
+void *codec_pointer_array(struct arena *arena, size_t count, size_t bytes, void **items) {
     char *memory = arena_array(arena, count, bytes);
     void **pointers = arena_array(arena, count, sizeof *pointers);
     if (memory == NULL || pointers == NULL) {
@@ -130,7 +131,7 @@ static void *pointer_array(struct arena *arena, size_t count, size_t bytes, void
 }
 
 // protobuf-c's structs hold mutable pointers even where packing only reads them.
-static void *mutable(const void *pointer) {
+void *codec_mutable(const void *pointer) {
     union {
         const void *from;
         void *to;
@@ -157,7 +158,7 @@ static bool sampling_encode(const struct sampling_params *in, struct arena *aren
     out->top_logprobs = in->top_logprobs;
     out->min_tokens = in->min_tokens;
     out->n_stop_tokens = in->stop_token_count;
-    out->stop_tokens = mutable(in->stop_tokens);
+    out->stop_tokens = codec_mutable(in->stop_tokens);
     out->n_bias_tokens = in->bias_count;
     out->n_bias_values = in->bias_count;
     out->bias_tokens = arena_array(arena, in->bias_count, sizeof *out->bias_tokens);
@@ -175,17 +176,17 @@ static bool sampling_encode(const struct sampling_params *in, struct arena *aren
 static enum status sampling_decode(const Tare__Sampling *in, struct arena *arena,
                                    struct sampling_params *out, struct error *err) {
     if (in == NULL) {
-        return broken(err, "an admission without sampling");
+        return codec_broken(err, "an admission without sampling");
     }
     if (in->n_bias_tokens != in->n_bias_values || in->n_bias_tokens > BOUND_LOGIT_BIAS) {
-        return broken(err, "logit bias arrays");
+        return codec_broken(err, "logit bias arrays");
     }
     if (in->n_stop_tokens > BOUND_STOP_TOKENS) {
-        return broken(err, "too many stop tokens");
+        return codec_broken(err, "too many stop tokens");
     }
     struct token_bias *bias = arena_array(arena, in->n_bias_tokens, sizeof *bias);
     if (bias == NULL) {
-        return no_memory(err);
+        return codec_no_memory(err);
     }
     for (size_t i = 0; i < in->n_bias_tokens; i++) {
         bias[i].token = in->bias_tokens[i];
@@ -218,7 +219,7 @@ static enum status sampling_decode(const Tare__Sampling *in, struct arena *arena
 static bool admits_encode(const struct plan *plan, struct arena *arena, Tare__StepPlan *out) {
     void *items = NULL;
     out->n_admit = plan->admit_count;
-    out->admit = pointer_array(arena, plan->admit_count, sizeof **out->admit, &items);
+    out->admit = codec_pointer_array(arena, plan->admit_count, sizeof **out->admit, &items);
     Tare__Sampling *sampling = arena_array(arena, plan->admit_count, sizeof *sampling);
     if (out->admit == NULL || sampling == NULL) {
         return false;
@@ -232,10 +233,10 @@ static bool admits_encode(const struct plan *plan, struct arena *arena, Tare__St
         admit->prompt_tokens = in->prompt_tokens;
         admit->len_max = in->len_max;
         admit->n_blocks = in->block_count;
-        admit->blocks = mutable(in->blocks);
+        admit->blocks = codec_mutable(in->blocks);
         admit->cached_tokens = in->cached_tokens;
         admit->n_history = in->history_count;
-        admit->history = mutable(in->history);
+        admit->history = codec_mutable(in->history);
         admit->sampling = &sampling[i];
         if (!sampling_encode(&in->sampling, arena, &sampling[i])) {
             return false;
@@ -247,11 +248,11 @@ static bool admits_encode(const struct plan *plan, struct arena *arena, Tare__St
 static bool changes_encode(const struct plan *plan, struct arena *arena, Tare__StepPlan *out) {
     void *items = NULL;
     out->n_update = plan->update_count;
-    out->update = pointer_array(arena, plan->update_count, sizeof **out->update, &items);
+    out->update = codec_pointer_array(arena, plan->update_count, sizeof **out->update, &items);
     out->n_retire = plan->retire_count;
-    out->retire = pointer_array(arena, plan->retire_count, sizeof **out->retire, &items);
+    out->retire = codec_pointer_array(arena, plan->retire_count, sizeof **out->retire, &items);
     out->n_prefill = plan->prefill_count;
-    out->prefill = pointer_array(arena, plan->prefill_count, sizeof **out->prefill, &items);
+    out->prefill = codec_pointer_array(arena, plan->prefill_count, sizeof **out->prefill, &items);
     if (out->update == NULL || out->retire == NULL || out->prefill == NULL) {
         return false;
     }
@@ -262,7 +263,7 @@ static bool changes_encode(const struct plan *plan, struct arena *arena, Tare__S
         update->slot = in->ref.slot;
         update->gen = in->ref.gen;
         update->n_append_blocks = in->append_count;
-        update->append_blocks = mutable(in->append_blocks);
+        update->append_blocks = codec_mutable(in->append_blocks);
         update->pause = in->pause;
         update->resume = in->resume;
     }
@@ -279,7 +280,7 @@ static bool changes_encode(const struct plan *plan, struct arena *arena, Tare__S
         prefill->gen = in->ref.gen;
         prefill->start_pos = in->start_pos;
         prefill->n_tokens = in->token_count;
-        prefill->tokens = mutable(in->tokens);
+        prefill->tokens = codec_mutable(in->tokens);
         prefill->last = in->last;
         prefill->next_token = in->next_token;
     }
@@ -289,7 +290,7 @@ static bool changes_encode(const struct plan *plan, struct arena *arena, Tare__S
 static bool moves_encode(const struct plan *plan, struct arena *arena, Tare__StepPlan *out) {
     void *items = NULL;
     out->n_move = plan->move_count;
-    out->move = pointer_array(arena, plan->move_count, sizeof **out->move, &items);
+    out->move = codec_pointer_array(arena, plan->move_count, sizeof **out->move, &items);
     if (out->move == NULL) {
         return false;
     }
@@ -312,22 +313,22 @@ enum status codec_plan_encode(const struct plan *plan, struct arena *scratch, st
     message.undone = plan->undone;
     if (!admits_encode(plan, scratch, &message) || !changes_encode(plan, scratch, &message) ||
         !moves_encode(plan, scratch, &message)) {
-        return no_memory(err);
+        return codec_no_memory(err);
     }
     struct message_address address = {plan->group, plan->epoch, plan->seq};
-    return frame_encode(MESSAGE_KIND_PLAN, &address, &message.base, out, err);
+    return codec_frame_encode(MESSAGE_KIND_PLAN, &address, &message.base, out, err);
 }
 
 static enum status admits_decode(const Tare__StepPlan *in, struct arena *arena, struct plan *out,
                                  struct error *err) {
     struct plan_admit *admits = arena_array(arena, in->n_admit, sizeof *admits);
     if (admits == NULL) {
-        return no_memory(err);
+        return codec_no_memory(err);
     }
     for (size_t i = 0; i < in->n_admit; i++) {
         const Tare__Admit *admit = in->admit[i];
         if (admit->n_blocks > BOUND_SEQ_TOKENS || admit->n_history > BOUND_SEQ_TOKENS) {
-            return broken(err, "too many blocks in an admission");
+            return codec_broken(err, "too many blocks in an admission");
         }
         admits[i] = (struct plan_admit){
             .ref = {admit->slot, admit->gen},
@@ -352,12 +353,12 @@ static enum status changes_decode(const Tare__StepPlan *in, struct arena *arena,
     struct plan_retire *retires = arena_array(arena, in->n_retire, sizeof *retires);
     struct plan_prefill *prefills = arena_array(arena, in->n_prefill, sizeof *prefills);
     if (updates == NULL || retires == NULL || prefills == NULL) {
-        return no_memory(err);
+        return codec_no_memory(err);
     }
     for (size_t i = 0; i < in->n_update; i++) {
         const Tare__SlotUpdate *update = in->update[i];
         if (update->n_append_blocks > BOUND_SEQ_TOKENS) {
-            return broken(err, "too many blocks in an update");
+            return codec_broken(err, "too many blocks in an update");
         }
         updates[i] = (struct plan_update){
             .ref = {update->slot, update->gen},
@@ -373,7 +374,7 @@ static enum status changes_decode(const Tare__StepPlan *in, struct arena *arena,
     for (size_t i = 0; i < in->n_prefill; i++) {
         const Tare__Prefill *prefill = in->prefill[i];
         if (prefill->n_tokens > BOUND_STEP_TOKENS) {
-            return broken(err, "too many tokens in a prompt chunk");
+            return codec_broken(err, "too many tokens in a prompt chunk");
         }
         prefills[i] = (struct plan_prefill){
             .ref = {prefill->slot, prefill->gen},
@@ -397,7 +398,7 @@ static enum status moves_decode(const Tare__StepPlan *in, struct arena *arena, s
                                 struct error *err) {
     struct plan_move *moves = arena_array(arena, in->n_move, sizeof *moves);
     if (moves == NULL) {
-        return no_memory(err);
+        return codec_no_memory(err);
     }
     for (size_t i = 0; i < in->n_move; i++) {
         const Tare__Move *move = in->move[i];
@@ -412,16 +413,16 @@ enum status codec_plan_decode(const struct message_header *header, const uint8_t
                               struct arena *arena, struct plan *out, struct error *err) {
     INVARIANT(header->kind == MESSAGE_KIND_PLAN);
     const Tare__StepPlan *in =
-        (const Tare__StepPlan *)unpack(&tare__step_plan__descriptor, header, body, arena);
+        (const Tare__StepPlan *)codec_unpack(&tare__step_plan__descriptor, header, body, arena);
     if (in == NULL) {
-        return broken(err, "not a step plan");
+        return codec_broken(err, "not a step plan");
     }
     if (in->n_admit > BOUND_SEQS || in->n_update > BOUND_SEQS || in->n_retire > BOUND_SEQS ||
         in->n_prefill > BOUND_SEQS) {
-        return broken(err, "a list is longer than the number of slots");
+        return codec_broken(err, "a list is longer than the number of slots");
     }
     if (in->n_move > BOUND_KV_MOVES) {
-        return broken(err, "too many moves");
+        return codec_broken(err, "too many moves");
     }
     *out = (struct plan){
         .group = header->group,
@@ -496,7 +497,7 @@ enum status codec_result_encode(const struct step_result *result, struct arena *
     }
     struct row_arrays arrays;
     if (!row_arrays_alloc(scratch, rows, tops, &arrays)) {
-        return no_memory(err);
+        return codec_no_memory(err);
     }
     row_arrays_fill(result, &arrays);
     Tare__StepResult message = TARE__STEP_RESULT__INIT;
@@ -522,38 +523,38 @@ enum status codec_result_encode(const struct step_result *result, struct arena *
     message.top_tokens = arrays.top_tokens;
     message.n_top_logprobs = tops;
     message.top_logprobs = arrays.top_logprobs;
-    message.message = mutable(result->message == NULL ? "" : result->message);
+    message.message = codec_mutable(result->message == NULL ? "" : result->message);
     struct message_address address = {result->group, result->epoch, result->seq};
-    return frame_encode(MESSAGE_KIND_RESULT, &address, &message.base, out, err);
+    return codec_frame_encode(MESSAGE_KIND_RESULT, &address, &message.base, out, err);
 }
 
 enum status codec_result_decode(const struct message_header *header, const uint8_t *body,
                                 struct arena *arena, struct step_result *out, struct error *err) {
     INVARIANT(header->kind == MESSAGE_KIND_RESULT);
     const Tare__StepResult *in =
-        (const Tare__StepResult *)unpack(&tare__step_result__descriptor, header, body, arena);
+        (const Tare__StepResult *)codec_unpack(&tare__step_result__descriptor, header, body, arena);
     if (in == NULL) {
-        return broken(err, "not a step result");
+        return codec_broken(err, "not a step result");
     }
     size_t rows = in->n_slots;
     bool same = in->n_gens == rows && in->n_positions == rows && in->n_tokens == rows &&
                 in->flags.len == rows && in->n_logprobs == rows && in->n_ranks == rows &&
                 in->top_counts.len == rows && in->n_top_tokens == in->n_top_logprobs;
     if (!same || rows > BOUND_RESULT_ROWS) {
-        return broken(err, "result arrays of different lengths");
+        return codec_broken(err, "result arrays of different lengths");
     }
     if (in->status > RESULT_STATUS_FAULT) {
-        return broken(err, "unknown result status");
+        return codec_broken(err, "unknown result status");
     }
     struct result_row *decoded = arena_array(arena, rows, sizeof *decoded);
     if (decoded == NULL) {
-        return no_memory(err);
+        return codec_no_memory(err);
     }
     size_t top = 0;
     for (size_t i = 0; i < rows; i++) {
         uint32_t top_count = in->top_counts.data[i];
         if (top_count > in->n_top_tokens - top) {
-            return broken(err, "alternatives run past their array");
+            return codec_broken(err, "alternatives run past their array");
         }
         decoded[i] = (struct result_row){
             .ref = {in->slots[i], in->gens[i]},
@@ -581,297 +582,5 @@ enum status codec_result_decode(const struct message_header *header, const uint8
         .message = in->message,
         .digest = in->digest,
     };
-    return STATUS_OK;
-}
-
-// ---- control -----------------------------------------------------------------------------------
-
-static enum status hello_encode(const struct control_message *message, struct buf *out,
-                                struct error *err) {
-    const struct message_hello *in = &message->hello;
-    Tare__Hello hello = TARE__HELLO__INIT;
-    hello.worker_id = mutable(in->worker_id);
-    hello.build = mutable(in->build);
-    hello.device = mutable(in->device);
-    hello.model_name = mutable(in->model_name);
-    hello.model_digest = mutable(in->model_digest);
-    hello.pid = in->pid;
-    hello.rank = in->rank;
-    hello.world = in->world;
-    hello.group = in->group;
-    hello.config_digest = mutable(in->config_digest == NULL ? "" : in->config_digest);
-    return frame_encode(message->kind, &message->address, &hello.base, out, err);
-}
-
-static enum status capacity_encode(const struct control_message *message, struct arena *scratch,
-                                   struct buf *out, struct error *err) {
-    const struct message_capacity *in = &message->capacity;
-    Tare__Envelope envelope = TARE__ENVELOPE__INIT;
-    envelope.tokens = in->envelope.tokens;
-    envelope.seqs = in->envelope.seqs;
-    envelope.seq_tokens = in->envelope.seq_tokens;
-    envelope.logit_rows = in->envelope.logit_rows;
-    envelope.prompt_logit_rows = in->envelope.prompt_logit_rows;
-    envelope.blocks_per_seq = in->envelope.blocks_per_seq;
-    envelope.logprob_rows = in->envelope.logprob_rows;
-    envelope.draft_tokens = in->envelope.draft_tokens;
-    envelope.attended_tokens_max = in->envelope.attended_tokens_max;
-    envelope.attended_tokens = in->envelope.attended_tokens;
-    Tare__Capacity capacity = TARE__CAPACITY__INIT;
-    capacity.envelope = &envelope;
-    capacity.block_tokens = in->block_tokens;
-    capacity.kv_blocks = in->kv_blocks;
-    capacity.kv_bytes_per_token = in->kv_bytes_per_token;
-    capacity.vocabulary = in->vocabulary;
-    capacity.parameters = in->parameters;
-    capacity.kv_dtype = mutable(in->kv_dtype);
-    capacity.threads = in->threads;
-    Tare__Tiles tiles = TARE__TILES__INIT;
-    tiles.logit_rows = in->tiles.logit_rows;
-    tiles.mlp_rows = in->tiles.mlp_rows;
-    tiles.matmul_rows = in->tiles.matmul_rows;
-    tiles.attention_parts = in->tiles.attention_parts;
-    capacity.tiles = &tiles;
-    capacity.kv_note = mutable(in->kv_note == NULL ? "" : in->kv_note);
-    capacity.device_bytes = in->device_bytes;
-    capacity.budget_bytes = in->budget_bytes;
-    capacity.foreign_bytes = in->foreign_bytes;
-    capacity.kv_stamp = in->kv_stamp;
-    void *items = NULL;
-    capacity.n_lines = in->line_count;
-    capacity.lines = pointer_array(scratch, in->line_count, sizeof **capacity.lines, &items);
-    if (capacity.lines == NULL) {
-        return no_memory(err);
-    }
-    for (uint32_t i = 0; i < in->line_count; i++) {
-        tare__ledger_line__init(capacity.lines[i]);
-        capacity.lines[i]->name = mutable(in->lines[i].name);
-        capacity.lines[i]->bytes = in->lines[i].bytes;
-        capacity.lines[i]->planned = in->lines[i].planned;
-    }
-    return frame_encode(message->kind, &message->address, &capacity.base, out, err);
-}
-
-static enum status small_encode(const struct control_message *message, struct buf *out,
-                                struct error *err) {
-    Tare__Welcome welcome = TARE__WELCOME__INIT;
-    Tare__Text text = TARE__TEXT__INIT;
-    Tare__Progress progress = TARE__PROGRESS__INIT;
-    Tare__Heartbeat heartbeat = TARE__HEARTBEAT__INIT;
-    Tare__Abort abort = TARE__ABORT__INIT;
-    const ProtobufCMessage *body = NULL;
-    switch (message->kind) {
-    case MESSAGE_KIND_WELCOME:
-        welcome.epoch = message->welcome.epoch;
-        welcome.rank = message->welcome.rank;
-        welcome.world = message->welcome.world;
-        welcome.lease_ms = message->welcome.lease_ms;
-        welcome.group = message->welcome.group;
-        welcome.comm_id = mutable(message->welcome.comm_id == NULL ? "" : message->welcome.comm_id);
-        body = &welcome.base;
-        break;
-    case MESSAGE_KIND_REFUSED:
-    case MESSAGE_KIND_GOODBYE:
-    case MESSAGE_KIND_SHUTDOWN:
-        text.code = message->text.code;
-        text.text = mutable(message->text.text == NULL ? "" : message->text.text);
-        body = &text.base;
-        break;
-    case MESSAGE_KIND_PROGRESS:
-        progress.phase = mutable(message->progress.phase);
-        progress.bytes_done = message->progress.bytes_done;
-        progress.bytes_total = message->progress.bytes_total;
-        progress.bytes_per_s = message->progress.bytes_per_s;
-        body = &progress.base;
-        break;
-    case MESSAGE_KIND_HEARTBEAT:
-        heartbeat.applied_seq = message->heartbeat.applied_seq;
-        heartbeat.completed_seq = message->heartbeat.completed_seq;
-        heartbeat.resident_bytes = message->heartbeat.resident_bytes;
-        heartbeat.allocations_after_seal = message->heartbeat.allocations_after_seal;
-        body = &heartbeat.base;
-        break;
-    case MESSAGE_KIND_ABORT:
-        abort.epoch = message->abort.epoch;
-        abort.reason = mutable(message->abort.reason == NULL ? "" : message->abort.reason);
-        body = &abort.base;
-        break;
-    case MESSAGE_KIND_HELLO:
-    case MESSAGE_KIND_CAPACITY:
-    case MESSAGE_KIND_PLAN:
-    case MESSAGE_KIND_RESULT:
-    case MESSAGE_KIND_COUNT:
-        UNREACHABLE();
-    }
-    return frame_encode(message->kind, &message->address, body, out, err);
-}
-
-enum status codec_control_encode(const struct control_message *message, struct arena *scratch,
-                                 struct buf *out, struct error *err) {
-    switch (message->kind) {
-    case MESSAGE_KIND_HELLO:
-        return hello_encode(message, out, err);
-    case MESSAGE_KIND_CAPACITY:
-        return capacity_encode(message, scratch, out, err);
-    default:
-        return small_encode(message, out, err);
-    }
-}
-
-static enum status hello_decode(const Tare__Hello *in, struct control_message *out) {
-    out->hello = (struct message_hello){
-        .worker_id = in->worker_id,
-        .build = in->build,
-        .device = in->device,
-        .model_name = in->model_name,
-        .model_digest = in->model_digest,
-        .pid = in->pid,
-        .rank = in->rank,
-        .world = in->world,
-        .group = in->group,
-        .config_digest = in->config_digest,
-    };
-    return STATUS_OK;
-}
-
-// The id becomes a name in the file system.
-static bool is_comm_id(const char *text) {
-    return strlen(text) == MESSAGE_COMM_ID_DIGITS &&
-           strspn(text, "0123456789abcdef") == MESSAGE_COMM_ID_DIGITS;
-}
-
-static enum status welcome_decode(const Tare__Welcome *in, struct control_message *out,
-                                  struct error *err) {
-    if (in->world == 0 || in->world > BOUND_RANKS || in->rank >= in->world ||
-        in->group >= BOUND_GROUPS) {
-        return broken(err, "a welcome to a rank or a group that cannot be");
-    }
-    if (!is_comm_id(in->comm_id)) {
-        return broken(err, "a welcome whose communicator id is not 32 hex digits");
-    }
-    out->welcome = (struct message_welcome){
-        .epoch = in->epoch,
-        .group = in->group,
-        .rank = in->rank,
-        .world = in->world,
-        .lease_ms = in->lease_ms,
-        .comm_id = in->comm_id,
-    };
-    return STATUS_OK;
-}
-
-static enum status capacity_decode(const Tare__Capacity *in, struct arena *arena,
-                                   struct control_message *out, struct error *err) {
-    if (in->envelope == NULL || in->tiles == NULL || in->n_lines > BOUND_LEDGER_LINES) {
-        return broken(err, "a capacity report without envelope or tiles, or with too many ledger "
-                           "lines");
-    }
-    struct ledger_line *lines = arena_array(arena, in->n_lines, sizeof *lines);
-    if (lines == NULL) {
-        return no_memory(err);
-    }
-    for (size_t i = 0; i < in->n_lines; i++) {
-        lines[i] =
-            (struct ledger_line){in->lines[i]->name, in->lines[i]->bytes, in->lines[i]->planned};
-    }
-    out->capacity = (struct message_capacity){
-        .envelope = {.tokens = in->envelope->tokens,
-                     .seqs = in->envelope->seqs,
-                     .seq_tokens = in->envelope->seq_tokens,
-                     .logit_rows = in->envelope->logit_rows,
-                     .prompt_logit_rows = in->envelope->prompt_logit_rows,
-                     .blocks_per_seq = in->envelope->blocks_per_seq,
-                     .logprob_rows = in->envelope->logprob_rows,
-                     .draft_tokens = in->envelope->draft_tokens,
-                     .attended_tokens_max = in->envelope->attended_tokens_max,
-                     .attended_tokens = in->envelope->attended_tokens},
-        .block_tokens = in->block_tokens,
-        .kv_blocks = in->kv_blocks,
-        .kv_bytes_per_token = in->kv_bytes_per_token,
-        .vocabulary = in->vocabulary,
-        .parameters = in->parameters,
-        .kv_dtype = in->kv_dtype,
-        .threads = in->threads,
-        .tiles = {.logit_rows = in->tiles->logit_rows,
-                  .mlp_rows = in->tiles->mlp_rows,
-                  .matmul_rows = in->tiles->matmul_rows,
-                  .attention_parts = in->tiles->attention_parts},
-        .kv_note = in->kv_note,
-        .device_bytes = in->device_bytes,
-        .budget_bytes = in->budget_bytes,
-        .foreign_bytes = in->foreign_bytes,
-        .kv_stamp = in->kv_stamp,
-        .line_count = (uint32_t)in->n_lines,
-        .lines = lines,
-    };
-    return STATUS_OK;
-}
-
-static const ProtobufCMessageDescriptor *control_descriptor(uint32_t kind) {
-    switch ((enum message_kind)kind) {
-    case MESSAGE_KIND_HELLO:
-        return &tare__hello__descriptor;
-    case MESSAGE_KIND_WELCOME:
-        return &tare__welcome__descriptor;
-    case MESSAGE_KIND_REFUSED:
-    case MESSAGE_KIND_GOODBYE:
-    case MESSAGE_KIND_SHUTDOWN:
-        return &tare__text__descriptor;
-    case MESSAGE_KIND_PROGRESS:
-        return &tare__progress__descriptor;
-    case MESSAGE_KIND_CAPACITY:
-        return &tare__capacity__descriptor;
-    case MESSAGE_KIND_HEARTBEAT:
-        return &tare__heartbeat__descriptor;
-    case MESSAGE_KIND_ABORT:
-        return &tare__abort__descriptor;
-    case MESSAGE_KIND_PLAN:
-    case MESSAGE_KIND_RESULT:
-    case MESSAGE_KIND_COUNT:
-        break;
-    }
-    return NULL;
-}
-
-enum status codec_control_decode(const struct message_header *header, const uint8_t *body,
-                                 struct arena *arena, struct control_message *out,
-                                 struct error *err) {
-    const ProtobufCMessageDescriptor *descriptor = control_descriptor(header->kind);
-    if (descriptor == NULL) {
-        return broken(err, "not a control message");
-    }
-    const ProtobufCMessage *in = unpack(descriptor, header, body, arena);
-    if (in == NULL) {
-        return broken(err, descriptor->short_name);
-    }
-    *out = (struct control_message){
-        .kind = (enum message_kind)header->kind,
-        .address = {header->group, header->epoch, header->seq},
-    };
-    if (descriptor == &tare__hello__descriptor) {
-        return hello_decode((const Tare__Hello *)in, out);
-    }
-    if (descriptor == &tare__capacity__descriptor) {
-        return capacity_decode((const Tare__Capacity *)in, arena, out, err);
-    }
-    if (descriptor == &tare__welcome__descriptor) {
-        return welcome_decode((const Tare__Welcome *)in, out, err);
-    }
-    if (descriptor == &tare__text__descriptor) {
-        const Tare__Text *text = (const Tare__Text *)in;
-        out->text = (struct message_text){text->code, text->text};
-    } else if (descriptor == &tare__progress__descriptor) {
-        const Tare__Progress *progress = (const Tare__Progress *)in;
-        out->progress = (struct message_progress){progress->phase, progress->bytes_done,
-                                                  progress->bytes_total, progress->bytes_per_s};
-    } else if (descriptor == &tare__abort__descriptor) {
-        const Tare__Abort *abort = (const Tare__Abort *)in;
-        out->abort = (struct message_abort){abort->epoch, abort->reason};
-    } else {
-        const Tare__Heartbeat *heartbeat = (const Tare__Heartbeat *)in;
-        out->heartbeat = (struct message_heartbeat){
-            heartbeat->applied_seq, heartbeat->completed_seq, heartbeat->resident_bytes,
-            heartbeat->allocations_after_seal};
-    }
     return STATUS_OK;
 }

@@ -44,7 +44,7 @@ door() {    # header pattern, allowed files
 out=$(
     door 'uv\.h' 'controller/http/http_server.c controller/http/http_connection.* controller/http/background.c proto/transport_zmq.c controller/main.c'
     door 'zmq\.h' 'proto/transport_zmq.c proto/transport_zap.c proto/link_keys.c'
-    door 'protobuf-c|proto/.*\.pb-c\.h' 'proto/codec.c'
+    door 'protobuf-c|proto/.*\.pb-c\.h' 'proto/codec.c proto/codec_control.c proto/codec_internal.h'
     door 'jansson\.h' 'common/json.c'
     door 'yaml\.h' 'common/config.c'
     door 'xxhash\.h' 'common/hash.c'
