@@ -154,7 +154,7 @@
 
 // Prompt tokens of one step while others decode: bounds the gap between their tokens.
 #define BOUND_PREFILL_CONTENDED_TOKENS 128u
-// Losses of its group, while it gets no further, that a request survives. Then it fails.
+// Losses of its group at the same point of a request that it survives. Then it fails.
 #define BOUND_RESUMES 3u
 // A group without a worker. Then its requests fail.
 #define BOUND_RECOVERY_US (60u * 1000 * 1000)

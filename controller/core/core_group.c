@@ -84,7 +84,7 @@ static void place_stranded(struct core *core, const struct group *g) {
     }
 }
 
-// Whose work was under way at too many losses, without getting further in between, fails.
+// Whose work was under way at too many losses, at the same point of it, fails.
 static void count_losses(struct core *core, struct group *g) {
     for (uint32_t slot = 0; slot < g->limits.envelope.seqs; slot++) {
         uint32_t index = scheduler_slot_request(g->scheduler, slot);
@@ -92,10 +92,13 @@ static void count_losses(struct core *core, struct group *g) {
             continue;
         }
         struct request *request = request_at(core->requests, index);
-        bool at_work = request->planned > request->computed;
-        request->furthest =
-            request->computed > request->furthest ? request->computed : request->furthest;
-        if (at_work && ++request->resumes > BOUND_RESUMES) {
+        if (request->planned == request->computed) {
+            continue;
+        }
+        bool again = request->resumes > 0 && request->computed == request->lost_at;
+        request->resumes = again ? (uint8_t)(request->resumes + 1) : 1;
+        request->lost_at = request->computed;
+        if (request->resumes > BOUND_RESUMES) {
             core_finish(core, index, FINISH_REASON_FAULT);
         }
     }

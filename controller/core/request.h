@@ -42,7 +42,7 @@ struct request {
     bool guaranteed;          // never evicted; best-effort ones become it once evicted too often
     bool want_logprobs;       // of spec.sampling
     uint8_t stop_count;       // of spec.sampling
-    uint8_t resumes;          // times its group was lost while it got no further
+    uint8_t resumes;          // losses of its group at work on it at `lost_at`, in a row
     uint8_t class_;           // of spec
     uint32_t block_count;     // while running
     uint32_t known;           // tokens in the log: prompt and outputs
@@ -70,7 +70,7 @@ struct request {
     uint32_t evictions;
     uint32_t backlog;       // prompt tokens that count as work ahead of others, while it waits
     uint32_t expected;      // blocks at its end, as the statistical guard guesses
-    uint32_t furthest;      // computed at the last loss of its group, or before
+    uint32_t lost_at;       // computed at the last loss of its group
     uint32_t exclusive;     // blocks held by nobody else: they return when it ends
     uint32_t cached;        // positions that were found, at this admission
     uint32_t keys_known;    // keys of its blocks that are made

@@ -427,9 +427,6 @@ void scheduler_advance(struct scheduler *s, uint32_t index, uint32_t position) {
     scheduler_set_suspect(s, request, false);
     if (position > request->computed) {
         request->computed = position;
-        if (request->resumes > 0 && position > request->furthest) {
-            request->resumes = 0;
-        }
         if (position >= request->publish_at) {
             scheduler_publish(s, request);
         }

@@ -33,7 +33,7 @@ const struct scenario scenarios[] = {
      "64 ranks that die and come back with their KV: nobody is lost, nothing computed again",
      false},
     {"rank_faults", scenario_rank_faults,
-     "64 ranks that differ, fall silent, stall or lose their KV: nobody is lost", false},
+     "64 ranks that differ, fall silent, stall or lose their KV: no token is wrong", false},
     {"overload", scenario_overload,
      "who would be served too late is refused before; who is served is served in time", false},
     {"policy_azure", scenario_policy_azure,
