@@ -66,6 +66,8 @@ struct group_place {
     struct member *members;    // [world]
     uint64_t epoch;            // 0 while it has none
     bool ready;
+    uint32_t futile;      // epochs in a row that ended before the group was ready
+    uint64_t retry_us;    // no epoch begins before, when there were many
     char comm_id[MESSAGE_COMM_ID_DIGITS + 1];
     uint64_t plan_us;    // last plan
     uint64_t said_us;    // last heartbeat to it

@@ -234,7 +234,8 @@ static enum status begin_epoch(struct worker_link *link, uint32_t group, struct 
 static void form(struct worker_link *link, uint32_t group, uint64_t now_us) {
     struct group_place *place = registry_group(link->registry, group);
     struct error err = {0};
-    if (place->epoch != 0 || !registry_complete(link->registry, group)) {
+    if (place->epoch != 0 || !registry_complete(link->registry, group) ||
+        now_us < place->retry_us) {
         return;
     }
     if (begin_epoch(link, group, &err) != STATUS_OK) {
@@ -245,6 +246,19 @@ static void form(struct worker_link *link, uint32_t group, uint64_t now_us) {
              (unsigned long long)place->epoch, registry_world(link->registry));
     for (uint32_t r = 0; r < registry_world(link->registry); r++) {
         welcome(link, &place->members[r], now_us);
+    }
+}
+
+// A few epochs may end before they are ready, of ranks that die one after the other. Where it goes
+// on so, something is wrong that another epoch at once would not change.
+static void count_futile(const struct worker_link *link, struct group_place *place) {
+    enum { PATIENT = 3, RETRY_US = 50 * 1000, DOUBLINGS_MAX = 6 };
+    place->futile = place->ready ? 0 : place->futile + 1;
+    place->retry_us = 0;
+    if (place->futile > PATIENT) {
+        uint32_t doublings = place->futile - PATIENT - 1;
+        doublings = doublings < DOUBLINGS_MAX ? doublings : DOUBLINGS_MAX;
+        place->retry_us = link->polled_us + ((uint64_t)RETRY_US << doublings);
     }
 }
 
@@ -268,6 +282,7 @@ static void end_epoch(struct worker_link *link, uint32_t group, const char *reas
             (void)status;    // a larger epoch says the same
         }
     }
+    count_futile(link, place);
     registry_end(link->registry, group);
 }
 
@@ -283,7 +298,8 @@ static void lose(struct worker_link *link, struct member *member, const char *re
 
 void worker_link_welcome_again(struct worker_link *link, uint32_t group) {
     end_epoch(link, group, "its state was not the controller's");
-    form(link, group, clock_monotonic_us());
+    uint64_t retry_us = registry_group(link->registry, group)->retry_us;
+    form(link, group, retry_us == 0 ? clock_monotonic_us() : link->polled_us);
 }
 
 // ---- joining -----------------------------------------------------------------------------------
@@ -502,6 +518,11 @@ static enum status take_result(struct worker_link *link, const char *name, uint6
         return take_capacity(link, member, &header, body, err);
     }
     TRY(codec_result_decode(&header, body, &link->arena, &result, err));
+    if (header.seq == 0 && result.status == RESULT_STATUS_FAULT) {
+        // An answer to the welcome: it cannot take part in this epoch.
+        return error_set(err, STATUS_PEER_LOST, "it cannot take part in epoch %llu: %.200s",
+                         (unsigned long long)header.epoch, result.message);
+    }
     if (member->state != MEMBER_STATE_READY || header.seq > member->sent_seq) {
         return error_set(err, STATUS_CORRUPT, "a result of plan %llu, which was not sent",
                          (unsigned long long)header.seq);

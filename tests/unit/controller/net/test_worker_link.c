@@ -393,6 +393,32 @@ START_TEST(a_result_of_no_plan_ends_the_epoch_too) {
 }
 END_TEST
 
+// A rank that can never take part: epochs follow each other, and soon not at once.
+START_TEST(epochs_that_are_never_ready_come_slower) {
+    link_world_init(1, 1);
+    link_world_open();
+    struct fake *fake = link_world_worker(0, 0, 0);
+    fake_hello(fake);
+    for (uint32_t i = 1; i <= 4; i++) {
+        LINK_WORLD_UNTIL(fake->welcomes == i);
+        fake_result(fake, 0, 0);
+        LINK_WORLD_UNTIL(fake->aborts == i);
+    }
+    for (int i = 0; i < 20; i++) {
+        worker_link_poll(world->link, world->now_us);
+        fake_listen(fake);
+    }
+    ck_assert_uint_eq(fake->welcomes, 4);
+    world->now_us += 60 * 1000;
+    LINK_WORLD_UNTIL(fake->welcomes == 5);
+    fake_capacity(fake, 100, 1);
+    LINK_WORLD_UNTIL(world->readies == 1);
+    worker_link_welcome_again(world->link, 0);    // one that was ready counts as none
+    LINK_WORLD_UNTIL(fake->welcomes == 6);
+    link_world_deinit();
+}
+END_TEST
+
 START_TEST(what_an_older_epoch_says_is_dropped) {
     make_pair();
     uint64_t old = fake_at(0)->epoch;
@@ -627,6 +653,7 @@ Suite *suite_worker_link(void) {
         a_process_is_known_by_its_connection,
         a_broken_result_ends_the_epoch_of_its_group,
         a_result_of_no_plan_ends_the_epoch_too,
+        epochs_that_are_never_ready_come_slower,
         what_an_older_epoch_says_is_dropped,
         a_worker_that_leaves_says_why,
         epochs_go_on_above_those_of_the_dead_controller,
