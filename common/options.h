@@ -133,7 +133,8 @@
     X(PLAN, "plan", CHOICE, "off", OPTION_PROGRAM_WORKER, "general", 0, 0, "off text json",        \
       "print what a start would weigh, then exit; `tare plan` is this")                            \
     X(INPUT_LOG, "input-log", STRING, NULL, OPTION_SC_, "general", 0, 0, NULL,                     \
-      "record everything that scheduling depends on, prompts included, in this file (mode 0600)")  \
+      "record everything that scheduling depends on, prompts included, in this file (mode 0600); " \
+      "the one before becomes FILE.old")                                                           \
     X(INPUT_LOG_BYTES, "input-log-bytes", INT, "1G", OPTION_SC_, "general", 65536, INT64_MAX,      \
       NULL, "where the recording ends")                                                            \
     X(REPLAY, "replay", STRING, NULL, OPTION_PROGRAM_CONTROLLER, "general", 0, 0, NULL,            \

@@ -12,6 +12,7 @@
 #include "proto/codec.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -288,7 +289,20 @@ void input_log_plan(struct input_log *log, const struct plan *plan) {
 
 // A file of ours alone, also where one lay there before. Nothing else: a named pipe would hold the
 // loop when its reader is slow.
+// The log of a controller before us, which may have died of what is in it, goes on as FILE.old.
+static enum status keep_old(const char *path, struct error *err) {
+    char old[PATH_MAX];
+    struct stat info;
+    int bytes = snprintf(old, sizeof old, "%s.old", path);
+    bool there = lstat(path, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0;
+    if (there && (bytes < 0 || (size_t)bytes >= sizeof old || rename(path, old) != 0)) {
+        return error_set_os(err, STATUS_IO, "input log '%s' is there and cannot be renamed", path);
+    }
+    return STATUS_OK;
+}
+
 static enum status open_file(const char *path, FILE **out, struct error *err) {
+    TRY(keep_old(path, err));
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     if (fd < 0) {
         error_hint(err, "name a regular file, in a directory that is there, with --input-log");

@@ -22,7 +22,7 @@
 
 struct input_log;
 
-// Ends by itself when the file has `bytes_max`.
+// Ends by itself when the file has `bytes_max`. A file that is there is renamed to `path`.old.
 enum status input_log_create(const char *path, uint64_t bytes_max, const struct core_config *config,
                              struct input_log **out, struct error *err) MUST_USE;
 void input_log_close(struct input_log *log);    // accepts NULL

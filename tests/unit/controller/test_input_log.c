@@ -321,6 +321,17 @@ START_TEST(the_file_is_ours_alone_and_a_file) {
     ck_assert_uint_eq(info.st_mode & 0777, 0600);
     input_log_close(log);
     close(fd);
+    // The next one keeps it.
+    ck_assert_int_eq(stat(path, &info), 0);
+    off_t before = info.st_size;
+    ck_assert_int_eq(input_log_create(path, 1 << 20, &config, &log, NULL), STATUS_OK);
+    input_log_close(log);
+    char old[sizeof path + 4];
+    snprintf(old, sizeof old, "%s.old", path);
+    ck_assert_int_eq(stat(old, &info), 0);
+    ck_assert_int_eq(info.st_size, before);
+    ck_assert_int_gt(before, 0);
+    remove(old);
     remove(path);
     ck_assert_int_eq(mkfifo(path, 0600), 0);
     ck_assert_int_eq(input_log_create(path, 1 << 20, &config, &log, NULL), STATUS_IO);
