@@ -221,16 +221,23 @@ test: deps-test    ## what every change must pass: at most 12 minutes on 2 cores
 	@$(MAKE) --no-print-directory model
 	@$(MAKE) --no-print-directory test-run
 test-run:
-	@$(MAKE) --no-print-directory -j$(JOBS) all $(OUT)/tests/unit/run
+	@$(MAKE) --no-print-directory -j$(JOBS) all $(OUT)/tests/unit/run test-parts
+	@sh tests/e2e/clients/venv.sh >/dev/null
 	@$(MAKE) --no-print-directory tidy
-	@$(MAKE) --no-print-directory unit
-	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=asan $(OUT:%-$(BUILD)=%-asan)/tests/unit/run
+	@$(MAKE) --no-print-directory -j2 unit unit-asan-build
 	@$(MAKE) --no-print-directory -j2 unit-worker unit-kernels unit-controller BUILD=asan
-	@$(MAKE) --no-print-directory soak SOAK_STEPS=20000
-	@$(MAKE) --no-print-directory sim SIM_S=60
-	@$(MAKE) --no-print-directory integration
-	@$(MAKE) --no-print-directory e2e
+	@$(MAKE) --no-print-directory -j2 e2e test-beside
 	@echo "make test: all parts passed"
+# All that is built by parts that run side by side.
+test-parts: $(OUT)/tests/simulation/run $(OUT)/tests/soak/soak $(OUT)/tests/soak/interpose.so $(OUT)/tests/golden/run_model \
+    $(PROGRAMS:%=$(FAULTY)/%)
+# What one core does while the other waits with real clients for real processes.
+test-beside:
+	@$(MAKE) --no-print-directory soak SOAK_STEPS=20000
+	@$(MAKE) --no-print-directory integration
+	@$(MAKE) --no-print-directory sim SIM_S=60
+unit-asan-build:
+	@$(MAKE) --no-print-directory BUILD=asan $(OUT:%-$(BUILD)=%-asan)/tests/unit/run
 
 unit: $(OUT)/tests/unit/run    ## unit tests of one variant (BUILD=asan, CC=clang, SUITE=name)
 	@echo "unit tests, $(notdir $(CC)) $(BUILD)"; $(OUT)/tests/unit/run $(SUITE)
