@@ -115,7 +115,7 @@ ALL_O := $(BASE_O) $(CONTROLLER_O) $(WORKER_O) $(CLI_O)
 PROGRAMS := tare tare-controller tare-worker
 BINS := $(PROGRAMS:%=$(OUT)/bin/%)
 
-.PHONY: soak sim unit-worker unit-kernels unit-controller all programs test check tidy bench bench-cpu bench-http bench-core bench-comm bench-core-peer fuzz serve model deps deps-test test-run unit asan tsan \
+.PHONY: soak sim unit-core test-beside test-parts unit-asan-build unit-worker unit-kernels unit-controller all programs test check tidy bench bench-cpu bench-http bench-core bench-comm bench-core-peer fuzz serve model deps deps-test test-run unit asan tsan \
     integration e2e chaos format lint info help clean
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -233,16 +233,18 @@ test-parts: $(OUT)/tests/simulation/run $(OUT)/tests/soak/soak $(OUT)/tests/soak
     $(PROGRAMS:%=$(FAULTY)/%)
 # What one core does while the other waits with real clients for real processes.
 test-beside:
+	@CHAOS_S=60 sh tests/e2e/chaos.sh
 	@$(MAKE) --no-print-directory soak SOAK_STEPS=20000
 	@$(MAKE) --no-print-directory integration
 	@$(MAKE) --no-print-directory sim SIM_S=60
+	@$(MAKE) --no-print-directory unit-core BUILD=asan
 unit-asan-build:
 	@$(MAKE) --no-print-directory BUILD=asan $(OUT:%-$(BUILD)=%-asan)/tests/unit/run
 
 unit: $(OUT)/tests/unit/run    ## unit tests of one variant (BUILD=asan, CC=clang, SUITE=name)
 	@echo "unit tests, $(notdir $(CC)) $(BUILD)"; $(OUT)/tests/unit/run $(SUITE)
 
-# The same suites in three parts, for two cores. libcheck forks for every test: what the
+# The same suites in four parts, for two cores. libcheck forks for every test: what the
 # address sanitizer keeps of freed memory would make each fork slow.
 FORKS_FAST := ASAN_OPTIONS=quarantine_size_mb=8
 unit-worker: $(OUT)/tests/unit/run
@@ -250,7 +252,9 @@ unit-worker: $(OUT)/tests/unit/run
 unit-kernels: $(OUT)/tests/unit/run
 	@$(FORKS_FAST) $(OUT)/tests/unit/run kernels/
 unit-controller: $(OUT)/tests/unit/run
-	@$(FORKS_FAST) $(OUT)/tests/unit/run common/ proto/ controller/
+	@$(FORKS_FAST) $(OUT)/tests/unit/run common/ proto/ controller/ -controller/core
+unit-core: $(OUT)/tests/unit/run
+	@$(FORKS_FAST) $(OUT)/tests/unit/run controller/core
 
 integration: all    ## numbers against an independent float64 implementation
 	@sh tests/integration/run.sh

@@ -72,9 +72,6 @@ sh tests/e2e/groups.sh "$work/tiny" "$python"
 part "ranks of a group give the bits of one"
 sh tests/e2e/ranks.sh "$demo" "$python"
 
-part "ranks and holders are killed at random, and clients see pauses"
-CHAOS_S=${CHAOS_S:-60} sh tests/e2e/chaos.sh
-
 part "ranks that die, stop, hang and lie under streams"
 sh tests/e2e/faults.sh "$python"
 

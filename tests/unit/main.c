@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the unit suites: all of them, or those whose names contain one of the arguments.
+// Runs the unit suites: all of them, or those whose names contain one of the arguments and none of
+// those that begin with '-'.
 #include "common/log.h"
 #include "tests/unit/suites.h"
 
@@ -9,15 +10,14 @@
 #include <string.h>
 
 static bool wanted(const char *name, int argc, char **argv) {
-    if (argc < 2) {
-        return true;
-    }
+    bool named = argc < 2;
     for (int i = 1; i < argc; i++) {
-        if (strstr(name, argv[i]) != NULL) {
-            return true;
+        if (argv[i][0] == '-' && strstr(name, argv[i] + 1) != NULL) {
+            return false;
         }
+        named = named || strstr(name, argv[i]) != NULL;
     }
-    return false;
+    return named;
 }
 
 int main(int argc, char **argv) {

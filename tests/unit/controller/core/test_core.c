@@ -443,9 +443,9 @@ static void random_envelope(struct world *w, struct rng *rng, int kind) {
 
 // Each depth with each kind of envelope, once or more.
 #ifdef TARE_SLOW_CHECKS
-enum { HISTORIES = 9 };
+enum { HISTORIES = 9, EVENTS = 1500 };
 #else
-enum { HISTORIES = 30 };
+enum { HISTORIES = 30, EVENTS = 4000 };
 #endif
 
 START_TEST(random_histories_keep_every_promise) {
@@ -458,7 +458,7 @@ START_TEST(random_histories_keep_every_promise) {
     w.keeps = _i % 4 == 0;
     w.world = 1 + (uint32_t)_i / 2 % 4;
     worker_ready(&w);
-    for (int i = 0; i < 4000; i++) {
+    for (int i = 0; i < EVENTS; i++) {
         random_event(&w, &rng);
     }
     run_dry(&w);
