@@ -236,7 +236,7 @@ test-beside:
 	@CHAOS_S=60 sh tests/e2e/chaos.sh
 	@$(MAKE) --no-print-directory soak SOAK_STEPS=20000
 	@$(MAKE) --no-print-directory integration
-	@$(MAKE) --no-print-directory sim SIM_S=60
+	@$(MAKE) --no-print-directory sim SIM_S=45
 	@$(MAKE) --no-print-directory unit-core BUILD=asan
 unit-asan-build:
 	@$(MAKE) --no-print-directory BUILD=asan $(OUT:%-$(BUILD)=%-asan)/tests/unit/run
