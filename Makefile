@@ -226,7 +226,9 @@ test-run:
 	@$(MAKE) --no-print-directory tidy
 	@$(MAKE) --no-print-directory -j2 unit unit-asan-build
 	@$(MAKE) --no-print-directory -j2 unit-worker unit-kernels unit-controller BUILD=asan
-	@$(MAKE) --no-print-directory -j2 e2e test-beside
+	@$(MAKE) --no-print-directory test-beside >build/beside.log 2>&1 & beside=$$!; \
+	$(MAKE) --no-print-directory e2e; clients=$$?; \
+	wait $$beside; others=$$?; cat build/beside.log; exit $$((clients + others))
 	@echo "make test: all parts passed"
 # All that is built by parts that run side by side.
 test-parts: $(OUT)/tests/simulation/run $(OUT)/tests/soak/soak $(OUT)/tests/soak/interpose.so $(OUT)/tests/golden/run_model \

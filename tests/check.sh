@@ -9,7 +9,7 @@ step "unit tests, every compiler and variant"
 for cc in gcc clang; do
     for build in release debug asan tsan; do
         make --no-print-directory -s -j2 "build/$cc-$build/tests/unit/run" CC=$cc BUILD=$build
-        make --no-print-directory -s -j2 unit-worker unit-kernels unit-controller CC=$cc BUILD=$build
+        make --no-print-directory -s -j2 unit-worker unit-kernels unit-controller unit-core CC=$cc BUILD=$build
     done
 done
 step tidy
