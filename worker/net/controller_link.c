@@ -483,15 +483,18 @@ static enum status mind_silence(struct link *link, uint64_t now_us, struct error
     return STATUS_OK;
 }
 
-// Until something is to be said, or a silent controller's lease ends.
+// Until something is to be said, or a silent controller's lease ends. A welcome taken since
+// `now_us` is answered at once.
 static int sleep_ms(const struct link *link, uint64_t now_us) {
-    uint64_t sleep_us = interval_us(link, now_us);
+    uint64_t said_us = now_us - link->sent_us;
+    uint64_t pause_us = interval_us(link, now_us);
+    uint64_t sleep_us = pause_us > said_us ? pause_us - said_us : 0;
     uint64_t silent_us = now_us - link->heard_us;
     if (link->joined && !link->orphan && link->lease_us > silent_us &&
         link->lease_us - silent_us < sleep_us) {
         sleep_us = link->lease_us - silent_us + 1000;
     }
-    return (int)(sleep_us / 1000);
+    return (int)((sleep_us + 999) / 1000);
 }
 
 static enum status loop(struct link *link, struct error *err) {
