@@ -49,7 +49,7 @@ void arena_reset(struct arena *arena) {
     arena->bytes_used = 0;
 }
 
-void *arena_alloc(struct arena *arena, size_t bytes) {
+void *arena_alloc_raw(struct arena *arena, size_t bytes) {
     if (bytes > SIZE_MAX - ARENA_ALIGNMENT) {
         return NULL;
     }
@@ -80,13 +80,25 @@ void *arena_alloc(struct arena *arena, size_t bytes) {
     void *memory = page->data + page->bytes_used;
     page->bytes_used += rounded;
     arena->bytes_used += rounded;
-    memset(memory, 0, rounded);
+    return memory;
+}
+
+void *arena_alloc(struct arena *arena, size_t bytes) {
+    void *memory = arena_alloc_raw(arena, bytes);
+    if (memory != NULL) {
+        memset(memory, 0, bytes);
+    }
     return memory;
 }
 
 void *arena_array(struct arena *arena, size_t count, size_t element_bytes) {
     size_t bytes = 0;
     return memory_mul(count, element_bytes, &bytes) ? arena_alloc(arena, bytes) : NULL;
+}
+
+void *arena_array_raw(struct arena *arena, size_t count, size_t element_bytes) {
+    size_t bytes = 0;
+    return memory_mul(count, element_bytes, &bytes) ? arena_alloc_raw(arena, bytes) : NULL;
 }
 
 char *arena_strndup(struct arena *arena, const char *text, size_t byte_count) {

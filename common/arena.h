@@ -32,6 +32,9 @@ void arena_reset(struct arena *arena);
 
 void *arena_alloc(struct arena *arena, size_t bytes);    // zeroed, 16-byte aligned
 void *arena_array(struct arena *arena, size_t count, size_t element_bytes);    // zeroed
+// Not zeroed: for who writes all of it at once.
+void *arena_alloc_raw(struct arena *arena, size_t bytes);
+void *arena_array_raw(struct arena *arena, size_t count, size_t element_bytes);
 char *arena_strndup(struct arena *arena, const char *text, size_t byte_count);
 
 #endif

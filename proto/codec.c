@@ -93,7 +93,7 @@ enum status codec_frame_encode(enum message_kind kind, const struct message_addr
 // ---- arena as protobuf-c's allocator -----------------------------------------------------------
 
 static void *arena_allocate(void *arena, size_t bytes) {
-    return arena_alloc(arena, bytes);
+    return arena_alloc_raw(arena, bytes);
 }
 
 static void arena_ignore_free(void *arena, void *memory) {
@@ -451,16 +451,16 @@ struct row_arrays {
 
 static bool row_arrays_alloc(struct arena *arena, size_t rows, size_t tops,
                              struct row_arrays *out) {
-    out->slots = arena_array(arena, rows, sizeof *out->slots);
-    out->gens = arena_array(arena, rows, sizeof *out->gens);
-    out->positions = arena_array(arena, rows, sizeof *out->positions);
-    out->ranks = arena_array(arena, rows, sizeof *out->ranks);
-    out->tokens = arena_array(arena, rows, sizeof *out->tokens);
-    out->flags = arena_array(arena, rows, sizeof *out->flags);
-    out->top_counts = arena_array(arena, rows, sizeof *out->top_counts);
-    out->logprobs = arena_array(arena, rows, sizeof *out->logprobs);
-    out->top_tokens = arena_array(arena, tops, sizeof *out->top_tokens);
-    out->top_logprobs = arena_array(arena, tops, sizeof *out->top_logprobs);
+    out->slots = arena_array_raw(arena, rows, sizeof *out->slots);
+    out->gens = arena_array_raw(arena, rows, sizeof *out->gens);
+    out->positions = arena_array_raw(arena, rows, sizeof *out->positions);
+    out->ranks = arena_array_raw(arena, rows, sizeof *out->ranks);
+    out->tokens = arena_array_raw(arena, rows, sizeof *out->tokens);
+    out->flags = arena_array_raw(arena, rows, sizeof *out->flags);
+    out->top_counts = arena_array_raw(arena, rows, sizeof *out->top_counts);
+    out->logprobs = arena_array_raw(arena, rows, sizeof *out->logprobs);
+    out->top_tokens = arena_array_raw(arena, tops, sizeof *out->top_tokens);
+    out->top_logprobs = arena_array_raw(arena, tops, sizeof *out->top_logprobs);
     return out->slots != NULL && out->gens != NULL && out->positions != NULL &&
            out->ranks != NULL && out->tokens != NULL && out->flags != NULL &&
            out->top_counts != NULL && out->logprobs != NULL && out->top_tokens != NULL &&
@@ -546,29 +546,37 @@ enum status codec_result_decode(const struct message_header *header, const uint8
     if (in->status > RESULT_STATUS_FAULT) {
         return codec_broken(err, "unknown result status");
     }
-    struct result_row *decoded = arena_array(arena, rows, sizeof *decoded);
+    struct result_row *decoded = arena_array_raw(arena, rows, sizeof *decoded);
     if (decoded == NULL) {
         return codec_no_memory(err);
     }
+    // Read through pointers that the writes cannot be taken to change.
+    const uint32_t *slots = in->slots, *gens = in->gens, *positions = in->positions;
+    const uint32_t *ranks = in->ranks;
+    const int32_t *tokens = in->tokens;
+    const float *logprobs = in->logprobs;
+    const uint8_t *flags = in->flags.data, *top_counts = in->top_counts.data;
     size_t top = 0;
     for (size_t i = 0; i < rows; i++) {
-        uint32_t top_count = in->top_counts.data[i];
-        if (top_count > in->n_top_tokens - top) {
-            return codec_broken(err, "alternatives run past their array");
+        struct result_row *row = &decoded[i];
+        row->ref = (struct slot_ref){slots[i], gens[i]};
+        row->position = positions[i];
+        row->token = tokens[i];
+        row->logprob = logprobs[i];
+        row->rank = ranks[i];
+        row->is_prompt = (flags[i] & ROW_FLAG_PROMPT) != 0;
+        row->has_logprob = (flags[i] & ROW_FLAG_LOGPROB) != 0;
+        row->top_count = top_counts[i];
+        row->top_tokens = NULL;
+        row->top_logprobs = NULL;
+        if (row->top_count > 0) {
+            if (row->top_count > in->n_top_tokens - top) {
+                return codec_broken(err, "alternatives run past their array");
+            }
+            row->top_tokens = in->top_tokens + top;
+            row->top_logprobs = in->top_logprobs + top;
+            top += row->top_count;
         }
-        decoded[i] = (struct result_row){
-            .ref = {in->slots[i], in->gens[i]},
-            .position = in->positions[i],
-            .token = in->tokens[i],
-            .is_prompt = (in->flags.data[i] & ROW_FLAG_PROMPT) != 0,
-            .has_logprob = (in->flags.data[i] & ROW_FLAG_LOGPROB) != 0,
-            .logprob = in->logprobs[i],
-            .rank = in->ranks[i],
-            .top_count = top_count,
-            .top_tokens = top_count == 0 ? NULL : in->top_tokens + top,
-            .top_logprobs = top_count == 0 ? NULL : in->top_logprobs + top,
-        };
-        top += top_count;
     }
     *out = (struct step_result){
         .group = header->group,

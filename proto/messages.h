@@ -168,10 +168,10 @@ struct result_row {
     struct slot_ref ref;
     uint32_t position;    // of `token` in the sequence
     int32_t token;
+    float logprob;
+    uint32_t rank;     // 1 = the most likely
     bool is_prompt;    // a prompt logprob, not a generated token
     bool has_logprob;
-    float logprob;
-    uint32_t rank;    // 1 = the most likely
     uint32_t top_count;
     const int32_t *top_tokens;    // [top_count]
     const float *top_logprobs;    // [top_count], descending

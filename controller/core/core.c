@@ -129,10 +129,6 @@ void core_destroy(struct core *core) {
 
 // ---- actions -----------------------------------------------------------------------------------
 
-void core_act(struct core *core, const struct core_action *action) {
-    core->action(core->action_ctx, action);
-}
-
 void core_forget(struct core *core, uint32_t index) {
     core->scored_only -= request_at(core->requests, index)->spec.output_max == 0 ? 1 : 0;
     request_table_remove(core->requests, index);

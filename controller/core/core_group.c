@@ -316,32 +316,31 @@ static bool is_stop_token(const struct request *request, int32_t token) {
 
 // Each token log lies on a page of its own, so that the store waits for the page's address too: a
 // few rows ahead is long enough before, and not so long that the address is forgotten again.
-static void look_ahead(const struct request *entries, uint32_t index) {
-    if (index == REQUEST_NONE || entries[index].state == REQUEST_FREE) {
-        return;
+static void look_ahead(const struct request *request) {
+    if (request != NULL && request->state != REQUEST_FREE) {
+        __builtin_prefetch(&request->tokens[request->known], 1);
     }
-    const struct request *request = &entries[index];
-    __builtin_prefetch(&request->tokens[request->known], 1);
 }
 
-static void take_row(struct core *core, struct group *g, struct request *entries,
-                     const struct result_row *row, uint32_t index) {
-    if (index == REQUEST_NONE) {
-        return;    // its request ended while the step ran
+static uint32_t index_of(const struct core *core, const struct request *request) {
+    return (uint32_t)(request - request_table_entries(core->requests));
+}
+
+// One more token of the log. True when it is a stop token.
+static bool append_token(struct core *core, struct group *g, struct request *request,
+                         const struct result_row *row) {
+    INVARIANT(row->position == request->known && request->known < request->len_max);
+    scheduler_advance(g->scheduler, request, row->position);
+    request->tokens[request->known++] = row->token;
+    if ((request->known - request->prompt_count) % CHARGED_OUTPUTS == 0) {
+        scheduler_charge(g->scheduler, index_of(core, request), 0, CHARGED_OUTPUTS);
     }
-    struct request *request = &entries[index];
-    bool stop = false;
-    if (!row->is_prompt) {
-        INVARIANT(row->position == request->known);
-        INVARIANT(request->known < request->len_max);
-        scheduler_advance(g->scheduler, index, row->position);
-        request->tokens[request->known++] = row->token;
-        if ((request->known - request->prompt_count) % CHARGED_OUTPUTS == 0) {
-            scheduler_charge(g->scheduler, index, 0, CHARGED_OUTPUTS);
-        }
-        core->counters.tokens_generated++;
-        stop = is_stop_token(request, row->token);
-    }
+    core->counters.tokens_generated++;
+    return is_stop_token(request, row->token);
+}
+
+static void tell_token(struct core *core, const struct request *request,
+                       const struct result_row *row, bool stop) {
     bool first = !row->is_prompt && row->position == request->prompt_count;
     struct core_action action;    // the largest kind is much larger: not zeroed for every token
     action.kind = CORE_ACTION_TOKEN;
@@ -351,32 +350,34 @@ static void take_row(struct core *core, struct group *g, struct request *entries
     action.token.row = row;
     action.token.is_stop_token = stop;
     core_act(core, &action);
+}
+
+static void take_row(struct core *core, struct group *g, struct request *request,
+                     const struct result_row *row) {
     if (row->is_prompt) {
+        tell_token(core, request, row, false);
         return;
     }
+    bool stop = append_token(core, g, request, row);
+    tell_token(core, request, row, stop);
     if (stop || request->known == request->len_max) {
         scheduler_learn_output(g->scheduler, request->spec.class_,
                                request->known - request->spec.prompt_count);
-    }
-    if (stop) {
-        core_finish(core, index, FINISH_REASON_STOP);
-    } else if (request->known == request->len_max) {
-        core_finish(core, index, FINISH_REASON_LENGTH);
+        core_finish(core, index_of(core, request),
+                    stop ? FINISH_REASON_STOP : FINISH_REASON_LENGTH);
     }
 }
 
 // A result is only believed as a whole: each generated row must continue the log it belongs to.
 static bool result_fits(const struct core *core, const struct group *g,
                         const struct step_result *result) {
-    struct request *entries = request_table_entries(core->requests);
     scheduler_owners(g->scheduler, result->rows, result->row_count, core->owners);
     for (uint32_t i = 0; i < result->row_count; i++) {
         const struct result_row *row = &result->rows[i];
-        uint32_t index = core->owners[i];
-        if (index == REQUEST_NONE) {
+        struct request *request = core->owners[i];
+        if (request == NULL) {
             continue;
         }
-        struct request *request = &entries[index];
         bool continues = row->position == request->known && request->known < request->len_max;
         bool scores = row->position < request->prompt_count;
         if (row->is_prompt ? !scores : !continues) {
@@ -482,12 +483,13 @@ static void take_answer(struct core *core, struct group *g, const struct step_re
     core->counters.tokens_prompt_computed += done.prompt_rows;
     core->counters.kv_blocks_moved += done.moves;
     scheduler_complete(g->scheduler, result->seq, result->step_us);
-    struct request *entries = request_table_entries(core->requests);
     for (uint32_t i = 0; i < result->row_count; i++) {
         if (i + ROWS_AHEAD < result->row_count) {
-            look_ahead(entries, core->owners[i + ROWS_AHEAD]);
+            look_ahead(core->owners[i + ROWS_AHEAD]);
         }
-        take_row(core, g, entries, &result->rows[i], core->owners[i]);
+        if (core->owners[i] != NULL) {    // else its request ended while the step ran
+            take_row(core, g, core->owners[i], &result->rows[i]);
+        }
     }
     finish_scored(core, g);
 }

@@ -64,7 +64,7 @@ struct core {
     struct request_table *requests;
     struct group *groups;    // [groups_max]
     struct step_plan *plan;
-    uint32_t *owners;    // [BOUND_RESULT_ROWS] of the result being taken
+    struct request **owners;    // [BOUND_RESULT_ROWS] of the result being taken
     struct core_counters counters;
     uint32_t scored_only;    // live requests that draw nothing
     bool draining;
@@ -81,7 +81,9 @@ enum { CHARGED_OUTPUTS = 64 };    // drawn tokens after which a tenant is charge
 
 // ---- core.c ------------------------------------------------------------------------------------
 
-void core_act(struct core *core, const struct core_action *action);
+static inline void core_act(struct core *core, const struct core_action *action) {
+    core->action(core->action_ctx, action);
+}
 // Takes it out of the table; it is in no line and no slot.
 void core_forget(struct core *core, uint32_t index);
 // The one way out for a request that was accepted.

@@ -100,9 +100,9 @@ void cost_shape_add_chunk(struct cost_shape *shape, uint32_t start, uint32_t tok
     shape->prefill_context += (uint64_t)tokens * (start + tokens / 2);
 }
 
-void cost_shape_add_decode(struct cost_shape *shape, uint32_t context) {
-    shape->decode_rows++;
-    shape->decode_context += context;
+void cost_shape_add_decodes(struct cost_shape *shape, uint32_t rows, uint64_t contexts) {
+    shape->decode_rows += rows;
+    shape->decode_context += contexts;
 }
 
 uint32_t cost_model_chunk(const struct cost_model *model, const struct cost_shape *shape,

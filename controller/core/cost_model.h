@@ -48,7 +48,8 @@ double cost_model_late_us(const struct cost_model *model, const struct cost_shap
 
 // Adds a chunk of `tokens` whose first token sees `start` positions before it.
 void cost_shape_add_chunk(struct cost_shape *shape, uint32_t start, uint32_t tokens);
-void cost_shape_add_decode(struct cost_shape *shape, uint32_t context);
+// Decode rows whose contexts have `contexts` positions together.
+void cost_shape_add_decodes(struct cost_shape *shape, uint32_t rows, uint64_t contexts);
 
 // The most tokens of a chunk starting at `start` with which the step stays within `budget_us` by
 // the 90th percentile; 0 when not even one does.

@@ -152,15 +152,16 @@ void rank_answers_pop(struct rank_answers *answers) {
 
 static void copy_rows(struct answer *answer) {
     struct step_result *result = &answer->result;
+    memcpy(answer->rows, result->rows, result->row_count * sizeof *answer->rows);
     size_t top = 0;
     for (uint32_t i = 0; i < result->row_count; i++) {
         struct result_row *row = &answer->rows[i];
-        *row = result->rows[i];
-        INVARIANT(row->top_count <= BOUND_LOGPROBS);
-        if (row->top_count > 0) {
-            memcpy(answer->top_tokens + top, row->top_tokens, row->top_count * sizeof(int32_t));
-            memcpy(answer->top_logprobs + top, row->top_logprobs, row->top_count * sizeof(float));
+        if (row->top_count == 0) {
+            continue;    // as most: their pointers are not looked at
         }
+        INVARIANT(row->top_count <= BOUND_LOGPROBS);
+        memcpy(answer->top_tokens + top, row->top_tokens, row->top_count * sizeof(int32_t));
+        memcpy(answer->top_logprobs + top, row->top_logprobs, row->top_count * sizeof(float));
         row->top_tokens = answer->top_tokens + top;
         row->top_logprobs = answer->top_logprobs + top;
         top += row->top_count;

@@ -53,8 +53,11 @@ struct request {
     int32_t stop_first;       // the first stop token
     uint32_t prompt_count;    // of spec
     uint32_t answered_seq;    // low bits of the plan whose result brought its last token
-    int32_t *tokens;          // of spec
-    struct request_id id;     // of spec
+    // While it decodes and `planned` is below, its next row needs no block, and the worker knows
+    // all there is; 0 where that is not certain.
+    uint32_t steady_end;
+    int32_t *tokens;         // of spec
+    struct request_id id;    // of spec
 
     uint32_t slot;           // while running
     uint32_t group;          // index of the group that serves it

@@ -8,6 +8,7 @@
 
 enum {
     SPLIT_PLANS = 16,    // that pass before a lowered row count is doubled
+    ORDER_HOLES = 8,     // one to so many running: the order is closed
 };
 static const double FIRST_TOKEN_US = 100;    // what a prompt token costs, before anything is known
 
@@ -20,13 +21,15 @@ enum status scheduler_create(const struct scheduler_options *options, struct sch
     s->options = *options;
     s->requests = request_table_entries(options->requests);
     s->slots = memory_array(options->seqs_max, sizeof *s->slots);
+    s->owners = memory_array(options->seqs_max, sizeof *s->owners);
     s->free_slots = memory_array(options->seqs_max, sizeof *s->free_slots);
+    s->prompt_slots = memory_array(options->seqs_max, sizeof *s->prompt_slots);
     s->order = memory_array(2 * (size_t)options->seqs_max, sizeof *s->order);
     // Touched only as far as sequences grow: most of it never becomes resident.
     s->block_ids =
         memory_array((size_t)options->seqs_max * options->blocks_per_seq_max, sizeof *s->block_ids);
-    bool whole =
-        s->slots != NULL && s->free_slots != NULL && s->order != NULL && s->block_ids != NULL;
+    bool whole = s->slots != NULL && s->owners != NULL && s->free_slots != NULL &&
+                 s->prompt_slots != NULL && s->order != NULL && s->block_ids != NULL;
     for (uint32_t i = 0; i < SCHEDULER_DEPTH_MAX; i++) {
         struct flight *flight = &s->flights[i];
         flight->chunks = memory_array(options->seqs_max, sizeof *flight->chunks);
@@ -64,7 +67,9 @@ void scheduler_destroy(struct scheduler *s) {
         memory_free(s->flights[i].told);
     }
     memory_free(s->slots);
+    memory_free(s->owners);
     memory_free(s->free_slots);
+    memory_free(s->prompt_slots);
     memory_free(s->order);
     memory_free(s->block_ids);
     memory_free(s);
@@ -77,7 +82,7 @@ void scheduler_list_free_slots(struct scheduler *s) {
     s->untold = 0;
     for (uint32_t i = s->envelope.seqs; i > 0; i--) {
         const struct slot *slot = &s->slots[i - 1];
-        if (slot->request != REQUEST_NONE) {
+        if (s->owners[i - 1].request != REQUEST_NONE) {
             s->untold += slot->told.present ? 0 : 1;
         } else if (slot->told.present) {
             s->retire_count++;
@@ -116,31 +121,33 @@ void scheduler_start(struct scheduler *s, const struct message_capacity *capacit
     kv_blocks_reset(s->options.blocks, capacity->kv_blocks);
     safety_tree_reset(s->safety, e->blocks_per_seq);
     for (uint32_t i = 0; i < s->envelope.seqs; i++) {
-        s->slots[i] = (struct slot){.request = REQUEST_NONE};
+        s->slots[i] = (struct slot){0};
+        s->owners[i] = (struct slot_owner){.request = REQUEST_NONE};
     }
     scheduler_list_free_slots(s);
 }
 
 uint32_t scheduler_owner(const struct scheduler *s, struct slot_ref ref) {
-    if (ref.slot >= s->envelope.seqs || s->slots[ref.slot].gen != ref.gen) {
+    if (ref.slot >= s->envelope.seqs || s->owners[ref.slot].gen != ref.gen) {
         return REQUEST_NONE;
     }
-    return s->slots[ref.slot].request;
+    return s->owners[ref.slot].request;
 }
 
 // Requests lie far from each other: their first lines are fetched while the next ones are found.
 void scheduler_owners(const struct scheduler *s, const struct result_row *rows, uint32_t row_count,
-                      uint32_t *out) {
+                      struct request **out) {
     for (uint32_t i = 0; i < row_count; i++) {
-        out[i] = scheduler_owner(s, rows[i].ref);
-        if (out[i] != REQUEST_NONE) {
-            __builtin_prefetch(&s->requests[out[i]], 1);
+        uint32_t index = scheduler_owner(s, rows[i].ref);
+        out[i] = index == REQUEST_NONE ? NULL : &s->requests[index];
+        if (out[i] != NULL) {
+            __builtin_prefetch(out[i], 1);
         }
     }
 }
 
 uint32_t scheduler_slot_request(const struct scheduler *s, uint32_t slot) {
-    return slot < s->envelope.seqs ? s->slots[slot].request : REQUEST_NONE;
+    return slot < s->envelope.seqs ? s->owners[slot].request : REQUEST_NONE;
 }
 
 // Steps without place for a row that scores or tells logprobs never have one.
@@ -178,6 +185,7 @@ void scheduler_set_suspect(struct scheduler *s, struct request *request, bool su
 }
 
 void scheduler_set_paused(struct scheduler *s, struct request *request, bool paused) {
+    request->steady_end = paused ? 0 : request->steady_end;
     if (request->guaranteed && request->paused != paused) {
         s->paused_count += paused ? 1 : UINT32_MAX;
     }
@@ -199,7 +207,7 @@ static void open_step(struct scheduler *s) {
     }
 }
 
-// A decode row, of which a step has many, within what the step may hold.
+// A decode row within what the step may hold.
 static bool decode_fits(const struct scheduler *s, uint32_t context, bool want_logprobs) {
     const struct step_size *size = &s->size;
     const struct envelope *e = &s->allowed;
@@ -209,17 +217,23 @@ static bool decode_fits(const struct scheduler *s, uint32_t context, bool want_l
            size->attended_tokens + context <= e->attended_tokens;
 }
 
-static void add_decode(struct scheduler *s, uint32_t context, bool want_logprobs) {
+// Decode rows that are not in the step yet.
+struct decodes {
+    uint32_t rows, logprob_rows, context_max;
+    uint64_t contexts;
+};
+
+static void add_decodes(struct scheduler *s, const struct decodes *decodes) {
     struct step_size *size = &s->size;
-    size->tokens++;
-    size->seqs++;
-    size->logit_rows++;
-    size->logprob_rows += want_logprobs ? 1 : 0;
-    size->attended_tokens += context;
-    if (context > size->attended_tokens_max) {
-        size->attended_tokens_max = context;
+    size->tokens += decodes->rows;
+    size->seqs += decodes->rows;
+    size->logit_rows += decodes->rows;
+    size->logprob_rows += decodes->logprob_rows;
+    size->attended_tokens += decodes->contexts;
+    if (decodes->context_max > size->attended_tokens_max) {
+        size->attended_tokens_max = decodes->context_max;
     }
-    cost_shape_add_decode(&s->shape, context);
+    cost_shape_add_decodes(&s->shape, decodes->rows, decodes->contexts);
 }
 
 bool scheduler_may_run(const struct scheduler *s, const struct request *request) {
@@ -247,15 +261,17 @@ static void pause_slot(struct scheduler *s, struct step_plan *plan, uint32_t slo
     }
 }
 
+// How far a request can decode as it is: no block, no pause, nothing to tell. See request.h.
+static void set_steady_end(const struct scheduler *s, struct request *request) {
+    uint32_t room = u32_min(request->block_count * s->block_tokens, request->len_max - 1);
+    request->steady_end = request->want_logprobs ? 0 : room;
+}
+
 // One more position for a decoding sequence: a new block when it crosses a border, else a pause.
 static bool make_room(struct scheduler *s, struct step_plan *plan, uint32_t slot) {
     struct request *request = scheduler_request(s, slot);
     const struct told *told = &s->slots[slot].told;
     bool crosses = request->planned >= request->block_count * s->block_tokens;
-    if (!crosses && !told->paused && told->blocks == request->block_count) {
-        scheduler_set_paused(s, request, false);
-        return true;    // most often nothing changes
-    }
     if (crosses && !scheduler_take_block(s, slot)) {
         pause_slot(s, plan, slot);
         return false;
@@ -272,30 +288,70 @@ static bool make_room(struct scheduler *s, struct step_plan *plan, uint32_t slot
         scheduler_tell(s, slot)->paused = false;
     }
     scheduler_set_paused(s, request, false);
+    set_steady_end(s, request);
     return true;
 }
 
-// All running sequences that decode, in order of admission: the oldest gets its block first.
+// What is not steady. Envelope: whoever the step has no place for waits, and so is paused for one
+// step.
+static bool plan_decode(struct scheduler *s, struct step_plan *plan, uint32_t slot) {
+    struct request *request = scheduler_request(s, slot);
+    uint32_t context = request->planned + 1;
+    if (!scheduler_may_run(s, request) || !decode_fits(s, context, request->want_logprobs)) {
+        pause_slot(s, plan, slot);
+        return false;
+    }
+    if (!make_room(s, plan, slot)) {
+        return false;
+    }
+    add_decodes(s, &(struct decodes){.rows = 1,
+                                     .logprob_rows = request->want_logprobs ? 1 : 0,
+                                     .context_max = context,
+                                     .contexts = context});
+    request->planned = context;
+    return true;
+}
+
+// A row for every steady sequence would fit, as long as contexts do.
+static bool has_place_for_all(const struct scheduler *s) {
+    uint32_t rows = s->size.tokens + s->running;
+    const struct envelope *e = &s->allowed;
+    return !s->suspects_only && rows <= e->tokens && rows <= e->logit_rows &&
+           s->size.seqs + s->running <= e->seqs;
+}
+
+// All running sequences that decode, in order of admission: the oldest gets its block first. Most
+// are steady, and cost one line of their request. Those whose prompt goes on are listed on the way.
 static uint32_t plan_decodes(struct scheduler *s, struct step_plan *plan) {
     uint32_t rows = 0;
-    for (uint32_t i = 0; i < s->running; i++) {
+    bool place = has_place_for_all(s);
+    uint64_t contexts_max = s->allowed.attended_tokens;
+    struct decodes steady = {0};
+    s->prompt_slot_count = 0;
+    for (uint32_t i = 0; i < s->order_count; i++) {
         uint32_t slot = s->order[i];
-        struct request *request = scheduler_request(s, slot);
-        // Its last token may be on its way.
-        if (request->state != REQUEST_DECODING || request->planned + 1 >= request->len_max) {
+        if (slot == SLOT_NONE) {
             continue;
         }
-        // Envelope: whoever the step has no place for waits, and so is paused for one step.
+        struct request *request = scheduler_request(s, slot);
         uint32_t context = request->planned + 1;
-        if (!scheduler_may_run(s, request) || !decode_fits(s, context, request->want_logprobs)) {
-            pause_slot(s, plan, slot);
-        } else if (make_room(s, plan, slot)) {
-            add_decode(s, context, request->want_logprobs);
+        uint64_t attended = s->size.attended_tokens + steady.contexts + context;
+        if (request->planned < request->steady_end && place && attended <= contexts_max) {
             request->planned = context;
-            rows++;
+            steady.rows++;
+            steady.contexts += context;
+            steady.context_max = context > steady.context_max ? context : steady.context_max;
+        } else if (request->state == REQUEST_PREFILLING) {
+            s->prompt_slots[s->prompt_slot_count++] = slot;
+        } else if (context < request->len_max) {    // else its last token is on its way
+            add_decodes(s, &steady);
+            rows += steady.rows;
+            steady = (struct decodes){0};
+            rows += plan_decode(s, plan, slot) ? 1 : 0;
         }
     }
-    return rows;
+    add_decodes(s, &steady);
+    return rows + steady.rows;
 }
 
 // ---- the step ----------------------------------------------------------------------------------
@@ -303,7 +359,7 @@ static uint32_t plan_decodes(struct scheduler *s, struct step_plan *plan) {
 static void plan_retirements(struct scheduler *s, struct step_plan *plan) {
     for (uint32_t i = 0; i < s->envelope.seqs && s->retire_count > 0; i++) {
         struct slot *slot = &s->slots[i];
-        if (slot->request == REQUEST_NONE && slot->told.present) {
+        if (s->owners[i].request == REQUEST_NONE && slot->told.present) {
             step_plan_retire(plan, (struct slot_ref){i, slot->told.gen});
             *scheduler_tell(s, i) = (struct told){0};
             s->change_count++;
@@ -320,7 +376,7 @@ void scheduler_clear_suspects(struct scheduler *s) {
             struct request *request = request_at(s->options.requests, i);
             bool ours = waiting_line_holds(s->waiting, i) ||
                         (request->state != REQUEST_WAITING && request->slot < s->envelope.seqs &&
-                         s->slots[request->slot].request == i);
+                         s->owners[request->slot].request == i);
             if (ours) {
                 scheduler_set_suspect(s, request, false);
             }
@@ -328,10 +384,18 @@ void scheduler_clear_suspects(struct scheduler *s) {
     }
 }
 
+// Few holes are cheaper than closing them with every step.
+static bool needs_closed_order(const struct scheduler *s) {
+    uint32_t holes = s->order_count - s->running;
+    return holes > s->running / ORDER_HOLES || s->untold > 0 || s->pool_phase != POOL_STEADY;
+}
+
 static void plan_step(struct scheduler *s, struct step_plan *plan, uint64_t seq) {
     open_step(s);
     scheduler_evict(s, seq);
-    scheduler_close_order(s);
+    if (needs_closed_order(s)) {
+        scheduler_close_order(s);
+    }
     plan_retirements(s, plan);
     uint32_t restated = scheduler_restate(s, plan);
     uint32_t rows = plan_decodes(s, plan);
@@ -421,15 +485,10 @@ static void grow_back(struct scheduler *s) {
     }
 }
 
-void scheduler_advance(struct scheduler *s, uint32_t index, uint32_t position) {
-    struct request *request = &s->requests[index];
-    INVARIANT(position <= request->planned);
+void scheduler_advance_further(struct scheduler *s, struct request *request) {
     scheduler_set_suspect(s, request, false);
-    if (position > request->computed) {
-        request->computed = position;
-        if (position >= request->publish_at) {
-            scheduler_publish(s, request);
-        }
+    if (request->computed >= request->publish_at) {
+        scheduler_publish(s, request);
     }
 }
 
@@ -452,7 +511,7 @@ void scheduler_complete(struct scheduler *s, uint64_t seq, uint32_t step_us) {
         const struct flight_chunk *chunk = &flight->chunks[i];
         uint32_t index = scheduler_owner(s, (struct slot_ref){chunk->slot, chunk->gen});
         if (index != REQUEST_NONE) {
-            scheduler_advance(s, index, chunk->end);
+            scheduler_advance(s, &s->requests[index], chunk->end);
         }
     }
     s->flight_first = (s->flight_first + 1) % SCHEDULER_DEPTH_MAX;
@@ -474,6 +533,7 @@ void scheduler_leave_slot(struct scheduler *s, struct request *request) {
     request->published = 0;
     request->publish_at = UINT32_MAX;
     request->planned = 0;
+    request->steady_end = 0;
 }
 
 void scheduler_close_order(struct scheduler *s) {
@@ -502,7 +562,7 @@ void scheduler_release(struct scheduler *s, uint32_t index, uint64_t next_seq) {
     scheduler_drop_claim(s, request);
     kv_blocks_retire(s->options.blocks, scheduler_blocks(s, slot), request->block_count, next_seq);
     leave_order(s, slot);
-    s->slots[slot].request = REQUEST_NONE;
+    s->owners[slot].request = REQUEST_NONE;
     s->slots[slot].kept = false;
     if (s->slots[slot].told.present) {
         s->retire_count++;
@@ -543,7 +603,7 @@ void scheduler_count(const struct scheduler *s, struct scheduler_counts *out) {
         if (s->order[i] == SLOT_NONE) {
             continue;
         }
-        const struct request *request = &s->requests[s->slots[s->order[i]].request];
+        const struct request *request = &s->requests[s->owners[s->order[i]].request];
         out->prefilling += request->state == REQUEST_PREFILLING ? 1 : 0;
         out->decoding += request->state == REQUEST_DECODING ? 1 : 0;
         out->paused += request->paused ? 1 : 0;
@@ -568,7 +628,7 @@ void scheduler_audit(const struct scheduler *s) {
         }
         running++;
         INVARIANT(slot < s->envelope.seqs && s->slots[slot].order_at == i);
-        const struct request *request = request_at(s->options.requests, s->slots[slot].request);
+        const struct request *request = request_at(s->options.requests, s->owners[slot].request);
         INVARIANT(request->slot == slot);
         INVARIANT(request->known <= request->len_max);
         INVARIANT(request->computed <= request->planned);
@@ -577,8 +637,14 @@ void scheduler_audit(const struct scheduler *s) {
                   request->planned == request->computed || request->state == REQUEST_PREFILLING);
         const struct told *told = &s->slots[slot].told;
         INVARIANT(told->present || s->slots[slot].kept);
-        INVARIANT(!told->present || told->gen == s->slots[slot].gen);
+        INVARIANT(!told->present || told->gen == s->owners[slot].gen);
         INVARIANT(told->blocks <= request->block_count);
+        if (request->steady_end > 0) {
+            INVARIANT(request->state == REQUEST_DECODING && !request->paused);
+            INVARIANT(told->present && !told->paused && told->blocks == request->block_count);
+            INVARIANT(request->steady_end <= request->block_count * s->block_tokens);
+            INVARIANT(request->steady_end < request->len_max && !request->want_logprobs);
+        }
         untold += told->present ? 0 : 1;
         held += request->block_count;
         prefill +=
@@ -591,7 +657,7 @@ void scheduler_audit(const struct scheduler *s) {
         for (uint32_t k = 0; k < request->block_count; k++) {
             uint32_t id = s->block_ids[(size_t)slot * s->options.blocks_per_seq_max + k];
             uint32_t owner = kv_blocks_owner(s->options.blocks, id);
-            owned += owner == s->slots[slot].request ? 1 : 0;
+            owned += owner == s->owners[slot].request ? 1 : 0;
             INVARIANT(owner == KV_OWNER_NONE || kv_blocks_holders(s->options.blocks, id) == 1);
         }
         INVARIANT(owned == request->exclusive);

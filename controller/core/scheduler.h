@@ -2,6 +2,7 @@
 #ifndef CONTROLLER_CORE_SCHEDULER_H
 #define CONTROLLER_CORE_SCHEDULER_H
 
+#include "common/invariant.h"
 #include "controller/core/cost_model.h"
 #include "controller/core/kv_blocks.h"
 #include "controller/core/request.h"
@@ -128,8 +129,20 @@ bool scheduler_set_pool(struct scheduler *scheduler, uint32_t total);
 // The worker says how long it took.
 void scheduler_complete(struct scheduler *scheduler, uint64_t seq, uint32_t step_us);
 
-// A token was drawn for `position`: all positions before it are computed.
-void scheduler_advance(struct scheduler *scheduler, uint32_t request, uint32_t position);
+// The part of scheduler_advance that is seldom needed.
+void scheduler_advance_further(struct scheduler *scheduler, struct request *request);
+
+// A token was drawn for `position`: all positions before it are computed. Inline, since every row
+// of a result does it.
+static inline void scheduler_advance(struct scheduler *scheduler, struct request *request,
+                                     uint32_t position) {
+    INVARIANT(position <= request->planned);
+    bool further = position > request->computed && position >= request->publish_at;
+    request->computed = position > request->computed ? position : request->computed;
+    if (further || request->suspect) {
+        scheduler_advance_further(scheduler, request);
+    }
+}
 
 // The oldest outstanding plan was refused and the worker did none of those behind it: nothing of
 // them happened. What they said is said again by the next plans, in smaller parts: half of its
@@ -150,9 +163,9 @@ void scheduler_learn_output(struct scheduler *scheduler, enum request_class clas
 // Which request a result row belongs to, or REQUEST_NONE when the slot has moved on.
 uint32_t scheduler_owner(const struct scheduler *scheduler, struct slot_ref ref);
 
-// The same for all rows of a result.
+// The same for all rows of a result; NULL for none.
 void scheduler_owners(const struct scheduler *scheduler, const struct result_row *rows,
-                      uint32_t row_count, uint32_t *out);
+                      uint32_t row_count, struct request **out);
 
 // The request that runs in a slot, or REQUEST_NONE.
 uint32_t scheduler_slot_request(const struct scheduler *scheduler, uint32_t slot);

@@ -80,7 +80,7 @@ bool scheduler_take_block(struct scheduler *s, uint32_t slot) {
     uint32_t *id = scheduler_blocks(s, slot) + request->block_count - 1;
     enum status status = kv_blocks_take(s->options.blocks, 1, id);
     INVARIANT(status == STATUS_OK);
-    kv_blocks_set_owner(s->options.blocks, *id, s->slots[slot].request);
+    kv_blocks_set_owner(s->options.blocks, *id, s->owners[slot].request);
     return true;
 }
 
@@ -300,7 +300,7 @@ void scheduler_tell_admission(struct scheduler *s, struct step_plan *plan, uint3
     s->admit_bytes_left -= admission_bytes(request, request->block_count);
     s->change_count++;
     *scheduler_tell(s, slot) =
-        (struct told){.present = true, .gen = s->slots[slot].gen, .blocks = request->block_count};
+        (struct told){.present = true, .gen = s->owners[slot].gen, .blocks = request->block_count};
     step_plan_admit(plan, &(struct plan_admit){
                               .ref = scheduler_ref(s, slot),
                               .prompt_tokens = request->spec.prompt_count,
@@ -342,8 +342,8 @@ static bool try_admit(struct scheduler *s, struct step_plan *plan, uint32_t inde
     request->answered_seq = 0;    // numbers of plans begin anew with an epoch
     request->publish_at = request->spec.keys == NULL ? UINT32_MAX : (found + 1) * s->block_tokens;
     s->prefill_tokens += request->prefill_end - request->planned;
-    s->slots[slot].request = index;
-    s->slots[slot].gen++;
+    s->owners[slot].request = index;
+    s->owners[slot].gen++;
     if (request->admitted_us == 0) {
         scheduler_charge(s, index, request->known - request->cached, 0);
     }
@@ -474,7 +474,7 @@ static uint32_t choose_victim(struct scheduler *s, uint32_t spared) {
         if (s->order[i] == SLOT_NONE) {
             continue;
         }
-        uint32_t index = s->slots[s->order[i]].request;
+        uint32_t index = s->owners[s->order[i]].request;
         const struct request *request = request_at(s->options.requests, index);
         if (request->guaranteed || index == spared) {
             continue;
@@ -494,7 +494,7 @@ static uint32_t oldest_best_effort(struct scheduler *s) {
         if (s->order[i] == SLOT_NONE) {
             continue;
         }
-        uint32_t index = s->slots[s->order[i]].request;
+        uint32_t index = s->owners[s->order[i]].request;
         const struct request *request = request_at(s->options.requests, index);
         if (!request->guaranteed &&
             (oldest == REQUEST_NONE ||

@@ -20,9 +20,13 @@ struct told {
 
 #define SLOT_NONE UINT32_MAX
 
-struct slot {
+// Who runs in a slot: what every row of a result asks for, so that many lie in a cache line.
+struct slot_owner {
     uint32_t request;    // REQUEST_NONE: free, or still to be retired
     uint32_t gen;
+};
+
+struct slot {
     uint32_t order_at;     // its place in the order, while it runs
     uint64_t told_step;    // that changed `told` last
     bool kept;    // its request's KV stands in the group from an epoch before; no plan told of it
@@ -86,12 +90,14 @@ struct scheduler {
     uint32_t ticket_blocks;
     uint64_t waiting_tokens, prefill_tokens;
     uint64_t evictions, evicted_tokens;
-    struct slot *slots;      // [seqs_max]
-    uint32_t *free_slots;    // stack
+    struct slot *slots;           // [seqs_max]
+    struct slot_owner *owners;    // [seqs_max]
+    uint32_t *free_slots;         // stack
     uint32_t free_slot_count;
     uint32_t *block_ids;    // [seqs_max, blocks_per_seq_max]
     // Running slots in order of admission, and SLOT_NONE where one has ended since the last
-    // scheduler_close_order.
+    // scheduler_close_order, which comes before plans that need it closed, and where holes are
+    // many.
     uint32_t *order;    // [2 * seqs_max]
     uint32_t order_count;
     uint32_t running;
@@ -105,7 +111,9 @@ struct scheduler {
     // Of the step being planned.
     struct envelope allowed;    // the envelope, lowered while work is split
     bool suspects_only;
-    bool prompt_waits;    // one that runs got no token: the step is full for it
+    bool prompt_waits;         // one that runs got no token: the step is full for it
+    uint32_t *prompt_slots;    // [seqs_max] whose prompts were not all planned before
+    uint32_t prompt_slot_count;
     struct step_size size;
     struct cost_shape shape;
     uint32_t change_count;        // of the plan, beside its rows
@@ -121,7 +129,7 @@ struct scheduler {
 };
 
 static inline struct request *scheduler_request(struct scheduler *s, uint32_t slot) {
-    return &s->requests[s->slots[slot].request];
+    return &s->requests[s->owners[slot].request];
 }
 
 static inline uint32_t *scheduler_blocks(struct scheduler *s, uint32_t slot) {
@@ -129,7 +137,7 @@ static inline uint32_t *scheduler_blocks(struct scheduler *s, uint32_t slot) {
 }
 
 static inline struct slot_ref scheduler_ref(const struct scheduler *s, uint32_t slot) {
-    return (struct slot_ref){slot, s->slots[slot].gen};
+    return (struct slot_ref){slot, s->owners[slot].gen};
 }
 
 static inline uint32_t scheduler_blocks_for(const struct scheduler *s, uint32_t tokens) {

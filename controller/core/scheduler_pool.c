@@ -57,7 +57,7 @@ bool scheduler_set_pool(struct scheduler *s, uint32_t total) {
 // What the worker was not told yet it will be told in a later plan, and moves after that.
 static uint32_t blocks_applied(const struct scheduler *s, uint32_t slot) {
     const struct told *applied = &s->slots[slot].applied;
-    return applied->present && applied->gen == s->slots[slot].gen ? applied->blocks : 0;
+    return applied->present && applied->gen == s->owners[slot].gen ? applied->blocks : 0;
 }
 
 static bool is_moving(const struct scheduler *s, uint32_t from) {
@@ -82,7 +82,7 @@ static bool plan_move(struct scheduler *s, struct step_plan *plan, uint32_t from
     for (uint32_t i = 0; i < s->running; i++) {
         uint32_t slot = s->order[i];
         if (index < blocks_applied(s, slot) && scheduler_blocks(s, slot)[index] == from) {
-            s->moves[s->move_count++] = (struct move){slot, s->slots[slot].gen, index, from, to};
+            s->moves[s->move_count++] = (struct move){slot, s->owners[slot].gen, index, from, to};
         }
     }
     if (s->move_count - first < holders) {    // one of them is not told yet
@@ -129,7 +129,7 @@ void scheduler_plan_pool(struct scheduler *s, struct step_plan *plan) {
 void scheduler_finish_moves(struct scheduler *s, uint64_t seq) {
     for (uint32_t i = 0; i < s->move_count; i++) {
         const struct move *move = &s->moves[i];
-        const struct slot *slot = &s->slots[move->slot];
+        const struct slot_owner *owner = &s->owners[move->slot];
         bool is_first = i == 0 || s->moves[i - 1].from != move->from;
         if (is_first && kv_blocks_holders(s->options.blocks, move->from) == 0) {
             // All who held it ended meanwhile; the worker forgets the new place with their slots.
@@ -137,7 +137,7 @@ void scheduler_finish_moves(struct scheduler *s, uint64_t seq) {
         } else if (is_first) {
             kv_blocks_moved(s->options.blocks, move->from, move->to);
         }
-        if (slot->request != REQUEST_NONE && slot->gen == move->gen) {
+        if (owner->request != REQUEST_NONE && owner->gen == move->gen) {
             scheduler_blocks(s, move->slot)[move->index] = move->to;
         }
     }

@@ -63,7 +63,7 @@ void scheduler_plan_chunk(struct scheduler *s, struct step_plan *plan, uint32_t 
     request->state = last ? REQUEST_DECODING : REQUEST_PREFILLING;
     struct flight *flight = scheduler_open_flight(s);
     flight->chunks[flight->chunk_count++] =
-        (struct flight_chunk){slot, s->slots[slot].gen, request->planned};
+        (struct flight_chunk){slot, s->owners[slot].gen, request->planned};
     step_plan_prefill(plan, &(struct plan_prefill){
                                 .ref = scheduler_ref(s, slot),
                                 .start_pos = start,
@@ -137,14 +137,15 @@ struct candidate {
 
 static uint32_t list_candidates(struct scheduler *s, struct candidate *out) {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < s->running && count < CHUNK_CANDIDATES; i++) {
-        const struct request *request = scheduler_request(s, s->order[i]);
-        bool told = s->slots[s->order[i]].told.present;
+    for (uint32_t i = 0; i < s->prompt_slot_count && count < CHUNK_CANDIDATES; i++) {
+        uint32_t slot = s->prompt_slots[i];
+        const struct request *request = scheduler_request(s, slot);
+        bool told = s->slots[slot].told.present;
         if (request->state != REQUEST_PREFILLING || !told || !scheduler_may_run(s, request)) {
             continue;
         }
         out[count++] =
-            (struct candidate){.slot = s->order[i],
+            (struct candidate){.slot = slot,
                                .rest = request->prefill_end - request->planned,
                                .deadline_us = request->deadline_us,
                                .order = request->order,

@@ -6,7 +6,7 @@
 
 // Its admission was refused: back to the line. The worker never saw its blocks.
 static void take_back(struct scheduler *s, uint32_t slot) {
-    uint32_t index = s->slots[slot].request;
+    uint32_t index = s->owners[slot].request;
     struct request *request = scheduler_request(s, slot);
     scheduler_drop_claim(s, request);
     // The shared ones may have come out of quarantine: whoever gave them up keeps them on the
@@ -16,7 +16,7 @@ static void take_back(struct scheduler *s, uint32_t slot) {
     kv_blocks_retire(s->options.blocks, ids, shared, s->flights[s->flight_first].seq);
     kv_blocks_give_back(s->options.blocks, ids + shared, request->block_count - shared);
     scheduler_leave_slot(s, request);
-    s->slots[slot].request = REQUEST_NONE;
+    s->owners[slot].request = REQUEST_NONE;
     scheduler_enter(s, index);
 }
 
@@ -36,16 +36,17 @@ static struct undone fall_back(struct scheduler *s) {
         uint32_t slot = s->order[i - 1];
         struct request *request = scheduler_request(s, slot);
         const struct told *applied = &s->slots[slot].applied;
-        bool known = applied->present && applied->gen == s->slots[slot].gen;
+        bool known = applied->present && applied->gen == s->owners[slot].gen;
         if (request->planned > request->computed) {
             scheduler_set_suspect(s, request, true);
-            undone.suspect = s->slots[slot].request;
+            undone.suspect = s->owners[slot].request;
             undone.admissions += known ? 0 : 1;
         }
         if (request->state == REQUEST_PREFILLING) {
             s->prefill_tokens -= request->prefill_end - request->planned;
         }
         request->planned = request->computed;
+        request->steady_end = 0;
         request->state =
             request->computed < request->prefill_end ? REQUEST_PREFILLING : REQUEST_DECODING;
         if (request->state == REQUEST_PREFILLING) {
@@ -105,6 +106,7 @@ bool scheduler_suspend(struct scheduler *s) {
 
 // Steps go on from its last token, which is computed anew.
 static void go_on_from_log(struct scheduler *s, struct request *request) {
+    request->steady_end = 0;
     if (request->state == REQUEST_DECODING) {
         request->state = REQUEST_PREFILLING;
         request->prefill_end = request->known;
@@ -117,7 +119,7 @@ static void go_on_from_log(struct scheduler *s, struct request *request) {
 static void give_up_long_histories(struct scheduler *s) {
     scheduler_close_order(s);
     for (uint32_t i = s->order_count; i > 0; i--) {
-        uint32_t index = s->slots[s->order[i - 1]].request;
+        uint32_t index = s->owners[s->order[i - 1]].request;
         struct request *request = request_at(s->options.requests, index);
         if (sampling_uses_history(&request->spec.sampling) &&
             request->computed > BOUND_STEP_TOKENS) {
@@ -132,7 +134,7 @@ void scheduler_resume(struct scheduler *s) {
         struct slot *slot = &s->slots[i];
         slot->told = (struct told){0};
         slot->applied = (struct told){0};
-        slot->kept = slot->request != REQUEST_NONE;
+        slot->kept = s->owners[i].request != REQUEST_NONE;
         if (slot->kept) {
             go_on_from_log(s, scheduler_request(s, i));
         }
@@ -201,13 +203,13 @@ void scheduler_stop(struct scheduler *s) {
     scheduler_close_order(s);
     while (s->running > 0) {
         uint32_t slot = s->order[--s->running];
-        uint32_t index = s->slots[slot].request;
+        uint32_t index = s->owners[slot].request;
         struct request *request = request_at(s->options.requests, index);
         scheduler_drop_claim(s, request);
         scheduler_leave_slot(s, request);
         scheduler_set_suspect(s, request, false);
         request->keys_known = 0;    // the next worker may have other blocks
-        s->slots[slot].request = REQUEST_NONE;
+        s->owners[slot].request = REQUEST_NONE;
         scheduler_enter(s, index);
     }
     s->order_count = 0;

@@ -24,7 +24,7 @@ static struct cost_shape any_shape(struct rng *rng) {
     struct cost_shape shape = {0};
     uint32_t rows = (uint32_t)rng_below(rng, 64);
     for (uint32_t i = 0; i < rows; i++) {
-        cost_shape_add_decode(&shape, 1 + (uint32_t)rng_below(rng, 4096));
+        cost_shape_add_decodes(&shape, 1, 1 + rng_below(rng, 4096));
     }
     if (rng_below(rng, 3) > 0 || rows == 0) {
         cost_shape_add_chunk(&shape, (uint32_t)rng_below(rng, 8192),
@@ -121,7 +121,7 @@ START_TEST(steady_decode_alone_keeps_the_model_sound) {
     // A day of the same shape: nothing is learnt about prompts, and nothing is unlearnt.
     struct cost_shape shape = {0};
     for (uint32_t i = 0; i < 16; i++) {
-        cost_shape_add_decode(&shape, 1000);
+        cost_shape_add_decodes(&shape, 1, 1000);
     }
     for (uint32_t i = 0; i < 500000; i++) {
         cost_model_learn(&model, &shape, measured_us(&laptop, &shape, &rng));
