@@ -25,7 +25,8 @@ enum {
     ASK_AGAIN_US = 1 * 1000 * 1000,    // of that, until the second request
     RESTARTS_MAX = 5,                  // of one child, within RESTART_WINDOW_US
     RESTART_WINDOW_US = 60 * 1000 * 1000,
-    RESTART_DELAY_US = 500 * 1000,    // a controller that drained on its own ends meanwhile
+    // Of a worker that left: a controller that drained on its own ends meanwhile.
+    RESTART_DELAY_US = 500 * 1000,
 };
 
 struct child {
@@ -264,8 +265,9 @@ static bool plan_restart(struct restarts *restarts, const char *name, uint64_t d
 static bool plan_worker(struct worker_child *worker, int status) {
     char name[32];
     snprintf(name, sizeof name, "worker g%ur%u", worker->group, worker->rank);
-    return (WIFSIGNALED(status) || exit_code_of(status) == EXIT_CODE_OK) &&
-           plan_restart(&worker->restarts, name, RESTART_DELAY_US);
+    bool killed = WIFSIGNALED(status);
+    return (killed || exit_code_of(status) == EXIT_CODE_OK) &&
+           plan_restart(&worker->restarts, name, killed ? 0 : RESTART_DELAY_US);
 }
 
 // Workers wait for the next controller with what they have, and its journal has the streams.
