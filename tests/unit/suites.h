@@ -55,6 +55,7 @@
     X("worker/worker", suite_worker)                                                               \
     X("worker/kv/kv_stamp", suite_kv_stamp)                                                        \
     X("worker/plan_report", suite_plan_report)                                                     \
+    X("controller/net/registry", suite_registry)                                                   \
     X("controller/net/worker_link", suite_worker_link)                                             \
     X("controller/net/epoch_file", suite_epoch_file)                                               \
     X("controller/journal", suite_journal)                                                         \
