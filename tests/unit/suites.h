@@ -13,6 +13,7 @@
 #define SUITE_TABLE(X)                                                                             \
     X("common/status", suite_status)                                                               \
     X("common/buf", suite_buf)                                                                     \
+    X("common/wire", suite_wire)                                                                   \
     X("common/arena", suite_arena)                                                                 \
     X("common/json", suite_json)                                                                   \
     X("common/utf8", suite_utf8)                                                                   \
