@@ -92,6 +92,7 @@
     X("controller/http/api_stream", suite_api_stream)                                              \
     X("worker/net/controller_link", suite_controller_link)                                         \
     X("worker/step/hostile", suite_hostile)                                                        \
+    X("worker/step/moves", suite_moves)                                                            \
     X("worker/step/batch", suite_batch)                                                            \
     X("worker/step/tiles", suite_tiles)                                                            \
     X("worker/memory_cases", suite_memory_cases)                                                   \
