@@ -67,6 +67,7 @@
     X("controller/http/http_parse", suite_http_parse)                                              \
     X("controller/http/http_exchange", suite_http_exchange)                                        \
     X("controller/http/http_server", suite_http_server)                                            \
+    X("controller/http/http_limits", suite_http_limits)                                            \
     X("controller/text/unicode", suite_unicode)                                                    \
     X("controller/text/pretokenize", suite_pretokenize)                                            \
     X("controller/text/bpe", suite_bpe)                                                            \
@@ -89,6 +90,7 @@
     X("controller/http/api_params", suite_api_params)                                              \
     X("controller/http/api_routes", suite_api_routes)                                              \
     X("controller/http/api_completions", suite_api_completions)                                    \
+    X("controller/http/api_scores", suite_api_scores)                                              \
     X("controller/http/api_stream", suite_api_stream)                                              \
     X("worker/net/controller_link", suite_controller_link)                                         \
     X("worker/step/hostile", suite_hostile)                                                        \
