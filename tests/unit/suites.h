@@ -61,6 +61,8 @@
     X("controller/net/epoch_file", suite_epoch_file)                                               \
     X("controller/journal", suite_journal)                                                         \
     X("controller/http/api_streams", suite_api_streams)                                            \
+    X("controller/http/api_journal", suite_api_journal)                                            \
+    X("controller/http/api_replay", suite_api_replay)                                              \
     X("controller/resume", suite_resume)                                                           \
     X("controller/run_dir", suite_run_dir)                                                         \
     X("controller/cli/keygen", suite_keygen)                                                       \
