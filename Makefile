@@ -115,8 +115,10 @@ ALL_O := $(BASE_O) $(CONTROLLER_O) $(WORKER_O) $(CLI_O)
 PROGRAMS := tare tare-controller tare-worker
 BINS := $(PROGRAMS:%=$(OUT)/bin/%)
 
-.PHONY: soak sim unit-core test-beside test-parts unit-asan-build unit-worker unit-kernels unit-controller all programs test check tidy bench bench-cpu bench-http bench-core bench-comm bench-core-peer fuzz serve model deps deps-test test-run unit asan tsan \
-    integration e2e chaos format lint info help clean
+.PHONY: all programs deps deps-test serve model format lint info help clean
+.PHONY: test test-run test-parts test-beside check tidy integration e2e chaos fuzz soak sim
+.PHONY: unit unit-asan-build unit-worker unit-kernels unit-controller unit-core
+.PHONY: bench bench-cpu bench-http bench-core bench-comm bench-fanout bench-ranks bench-core-peer
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -264,7 +266,7 @@ e2e: all $(PROGRAMS:%=$(FAULTY)/%)    ## real clients against real processes
 	@sh tests/e2e/run.sh
 tidy:    ## layers, doors, purity, bans, formatting
 	@sh tests/tidy/tidy.sh
-bench: bench-cpu bench-http bench-core bench-comm    ## all benchmarks
+bench: bench-cpu bench-http bench-core bench-comm bench-fanout    ## all benchmarks
 bench-cpu: all    ## tokens per second against llama.cpp in the same run; start, memory, idle time
 	@sh tests/bench/bench_cpu.sh
 	@sh tests/bench/bench_machine.sh
@@ -274,6 +276,8 @@ bench-core: $(OUT)/tests/bench/bench_core    ## the controller's turn: microseco
 	@sh tests/bench/bench_core.sh $(OUT)
 bench-comm: $(OUT)/tests/bench/bench_comm    ## sums over 2 and 8 ranks in shared memory, beside copying as many bytes
 	@$(OUT)/tests/bench/bench_comm
+bench-fanout: $(OUT)/tests/bench/bench_fanout    ## a plan to the 8 ranks of a group against one rank
+	@$(OUT)/tests/bench/bench_fanout
 bench-ranks: all    ## tokens per second of two ranks with a thread each against one worker with two threads
 	@sh tests/bench/bench_ranks.sh
 bench-core-peer: all    ## a turn of the controller against one of vLLM's scheduler (PyPI, 6 GB), in the same run
@@ -293,10 +297,6 @@ format:    ## rewrite sources in the house format
 	clang-format -i $$(git ls-files '*.c' '*.h')
 lint: $(PROTO_GEN)    ## clang-tidy over all sources
 	clang-tidy --quiet $$(git ls-files '*.c' | grep -v '^tests/') -- $(CFLAGS) -DTARE_LINT
-.PHONY: bench-fanout
-bench: bench-fanout
-bench-fanout: $(OUT)/tests/bench/bench_fanout    ## a plan to the 8 ranks of a group against one rank
-	@$(OUT)/tests/bench/bench_fanout
 info:    ## what was detected, and what it means
 	@echo "version $(VERSION) ($(COMMIT))  compiler $(CC)  variant $(BUILD)  output $(OUT)"
 	@for p in $(PKGS); do printf '%-16s %s\n' $$p "$$(pkg-config --modversion $$p 2>/dev/null || echo 'missing: run make deps')"; done

@@ -5,6 +5,7 @@
 #include "common/hash.h"
 #include "common/invariant.h"
 #include "common/memory.h"
+#include "common/wire.h"
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -62,14 +63,6 @@ const char *gguf_type_name(enum gguf_type type) {
     return type_rows[type].name;
 }
 
-static uint64_t load_le(const uint8_t *at, uint32_t byte_count) {
-    uint64_t value = 0;
-    for (uint32_t i = 0; i < byte_count; i++) {
-        value |= (uint64_t)at[i] << (8 * i);
-    }
-    return value;
-}
-
 // Sign and magnitude in one place: any integer of the format is -2^63 .. 2^64-1.
 static bool load_integer(const uint8_t *at, enum gguf_type type, bool *negative, uint64_t *out) {
     uint32_t bytes = type_rows[type].bytes;
@@ -79,13 +72,13 @@ static bool load_integer(const uint8_t *at, enum gguf_type type, bool *negative,
     case GGUF_TYPE_U32:
     case GGUF_TYPE_U64:
         *negative = false;
-        *out = load_le(at, bytes);
+        *out = wire_get_le(at, bytes);
         return true;
     case GGUF_TYPE_I8:
     case GGUF_TYPE_I16:
     case GGUF_TYPE_I32:
     case GGUF_TYPE_I64: {
-        uint64_t raw = load_le(at, bytes);
+        uint64_t raw = wire_get_le(at, bytes);
         uint64_t sign = (uint64_t)1 << (8 * bytes - 1);
         *negative = (raw & sign) != 0;
         *out = (raw ^ sign) - sign;    // sign-extended
@@ -104,14 +97,14 @@ static bool load_integer(const uint8_t *at, enum gguf_type type, bool *negative,
 
 static bool load_number(const uint8_t *at, enum gguf_type type, double *out) {
     if (type == GGUF_TYPE_F32) {
-        uint32_t bits = (uint32_t)load_le(at, 4);
+        uint32_t bits = (uint32_t)wire_get_le(at, 4);
         float value;
         memcpy(&value, &bits, sizeof value);
         *out = (double)value;
         return true;
     }
     if (type == GGUF_TYPE_F64) {
-        uint64_t bits = load_le(at, 8);
+        uint64_t bits = wire_get_le(at, 8);
         memcpy(out, &bits, sizeof *out);
         return true;
     }
@@ -142,7 +135,7 @@ static enum status read_uint(struct reader *r, uint32_t bytes, const char *what,
         return error_set(r->err, STATUS_CORRUPT, "the file ends inside %s at offset %zu", what,
                          r->at);
     }
-    *out = load_le(r->bytes + r->at, bytes);
+    *out = wire_get_le(r->bytes + r->at, bytes);
     r->at += bytes;
     return STATUS_OK;
 }
@@ -675,7 +668,7 @@ enum status gguf_get_bool(const struct gguf *gguf, const char *key, bool *out, b
 }
 
 static struct gguf_text text_at(const uint8_t *at) {
-    return (struct gguf_text){.bytes = (const char *)(at + 8), .byte_count = load_le(at, 8)};
+    return (struct gguf_text){.bytes = (const char *)(at + 8), .byte_count = wire_get_le(at, 8)};
 }
 
 enum status gguf_get_string(const struct gguf *gguf, const char *key, struct gguf_text *out,

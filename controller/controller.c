@@ -2,98 +2,26 @@
 #include "controller/controller.h"
 
 #include "common/clock.h"
-#include "common/exit_code.h"
 #include "common/invariant.h"
 #include "common/log.h"
 #include "common/memory.h"
 #include "common/version.h"
-#include "controller/access_log.h"
-#include "controller/core/core.h"
-#include "controller/http/admin.h"
-#include "controller/http/api.h"
+#include "controller/controller_internal.h"
 #include "controller/http/background.h"
 #include "controller/http/http_server.h"
 #include "controller/input_log.h"
-#include "controller/keys.h"
 #include "controller/model_text.h"
 #include "controller/net/worker_link.h"
 #include "controller/policy.h"
 #include "controller/resume.h"
 #include "controller/run_dir.h"
-#include "controller/startup_text.h"
 #include "controller/stats.h"
-#include "controller/status_json.h"
-#include "controller/turn_watch.h"
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
 #include <unistd.h>
 
-enum {
-    INPUTS_MAX = 16384,
-    // Requests stop short of the end, so that every live sequence can still be cancelled or stopped
-    // before the next tick.
-    SUBMITS_MAX = 4096,
-    CLOSE_GRACE_US = 2 * 1000 * 1000,
-    ADMIN_CONNECTIONS_MAX = 16,
-    HOST_BYTES = 256,
-    PATH_BYTES = 4096,
-};
-
-// Inputs wait here until the next tick. Requests are copied beside them.
-struct input_queue {
-    struct core_input inputs[INPUTS_MAX];
-    struct core_request requests[SUBMITS_MAX];
-    uint32_t count;
-    uint32_t request_count;
-};
-
-struct controller {
-    const struct config *config;
-    struct core *core;
-    struct input_log *input_log;    // NULL: nothing is recorded
-    struct api *api;
-    struct background *background;
-    struct http_server *server;
-    struct http_server *admin_server;
-    struct admin *admin;
-    struct worker_link *link;
-    struct stats *stats;
-    struct resume *resume;
-    struct access_log access_log;
-    struct model_text *text;
-    struct api_model model;
-    const char *names[BOUND_NAMES];
-    struct keys keys;
-    const char *origins[BOUND_NAMES];
-    char host_name[HOST_BYTES];
-    char run_dir[PATH_BYTES];
-    struct input_queue queues[2];    // one fills while the other is ticked
-    uint32_t filling;
-    bool ticking;
-    uint64_t tick_us;    // when it began: the time of all its actions
-    uint32_t groups;     // driven; a group is a worker to the core
-    // Groups that a plan could not be sent to, or whose epoch must begin anew.
-    bool resync_wanted;
-    bool resync[BOUND_GROUPS];
-    struct run_dir *run_dir_lock;
-    struct link_key_pair link_keys;
-    struct link_allow *link_allow;
-    const char *binds[BOUND_NAMES];
-    struct startup_bar bar;
-    bool banner;
-    bool announced;
-    uint64_t start_us;
-    uint32_t stops;
-    uint64_t deadline_us;    // of the drain; 0 = none
-    bool drained;
-    bool closing;
-    bool closed;
-    int exit_code;
-    struct turn_watch turns;
-    uint64_t computed_us;    // by the loop's thread, at the end of the last turn
-    bool paused;             // the server takes no requests
-};
+enum { CLOSE_GRACE_US = 2 * 1000 * 1000 };
 
 // ---- queue and tick ----------------------------------------------------------------------------
 
@@ -111,48 +39,6 @@ static bool enqueue(struct controller *c, const struct core_input *input) {
     }
     queue->count++;
     return true;
-}
-
-// ---- the KV pool's size ------------------------------------------------------------------------
-
-static uint64_t block_bytes(const struct controller *c) {
-    const struct message_capacity *capacity = core_capacity(c->core);
-    return capacity == NULL ? 0 : capacity->kv_bytes_per_token * capacity->block_tokens;
-}
-
-static void tell_resized(struct controller *c, const struct core_action *action) {
-    bool nothing = action->resized.after == action->resized.before;
-    const char *part = nothing ? "refused" : "partial";
-    const struct {
-        const char *state, *reason;
-    } texts[] = {
-        [RESIZE_OUTCOME_DONE] = {"done", ""},
-        [RESIZE_OUTCOME_ROUNDED] = {nothing ? "refused" : "done",
-                                    "memory comes and goes in whole chunks"},
-        [RESIZE_OUTCOME_NEEDED] = {part,
-                                   "requests that were accepted need the rest: try again when "
-                                   "they have finished"},
-        [RESIZE_OUTCOME_SHORT] = {part, action->resized.note},
-        [RESIZE_OUTCOME_BUSY] = {"refused", "another resize is under way"},
-        [RESIZE_OUTCOME_UNAVAILABLE] = {"unavailable", "no worker is ready"},
-        [RESIZE_OUTCOME_LOST] = {"unavailable",
-                                 "the worker was lost on the way; its next start tells its size"},
-    };
-    const char *reason = texts[action->resized.outcome].reason;
-    struct admin_outcome outcome = {
-        .operation = action->resized.operation,
-        .state = texts[action->resized.outcome].state,
-        .blocks_asked = action->resized.asked,
-        .blocks_before = action->resized.before,
-        .blocks_after = action->resized.after,
-        .block_bytes = block_bytes(c),
-        .reason = reason == NULL ? "" : reason,
-    };
-    log_info("controller",
-             "kv resize ended operation=%llu state=%s asked=%u before=%u after=%u reason=\"%s\"",
-             (unsigned long long)outcome.operation, outcome.state, outcome.blocks_asked,
-             outcome.blocks_before, outcome.blocks_after, outcome.reason);
-    admin_resized(c->admin, &outcome);
 }
 
 static void want_resync(struct controller *c, struct worker_id group) {
@@ -187,7 +73,7 @@ static void on_action(void *ctx, const struct core_action *action) {
         want_resync(c, action->resync.worker);
         break;
     case CORE_ACTION_RESIZED:
-        tell_resized(c, action);
+        controller_operator_resized(c, action);
         break;
     case CORE_ACTION_DRAINED:
         c->drained = true;
@@ -233,7 +119,7 @@ static void resync(struct controller *c) {
 }
 
 // Ticks until nothing is left to take in. What actions enqueue is taken in the next round.
-static void tick(struct controller *c) {
+void controller_tick(struct controller *c) {
     if (c->ticking) {
         return;
     }
@@ -268,16 +154,16 @@ static enum status on_submit(void *ctx, const struct core_request *request) {
 
 // What must not be lost. Room is never a question: cancels and stops belong to requests that were
 // enqueued once, workers say little, and a full queue is ticked first.
-static void enqueue_surely(struct controller *c, const struct core_input *input) {
+void controller_enqueue(struct controller *c, const struct core_input *input) {
     if (!enqueue(c, input)) {
-        tick(c);
+        controller_tick(c);
         bool stored = enqueue(c, input);
         INVARIANT(stored);
     }
 }
 
 static void enqueue_id(struct controller *c, enum core_input_kind kind, struct request_id id) {
-    enqueue_surely(c, &(struct core_input){.kind = kind, .id = id});
+    controller_enqueue(c, &(struct core_input){.kind = kind, .id = id});
 }
 
 static void on_cancel(void *ctx, struct request_id id) {
@@ -286,174 +172,6 @@ static void on_cancel(void *ctx, struct request_id id) {
 
 static void on_stop(void *ctx, struct request_id id) {
     enqueue_id(ctx, CORE_INPUT_STOP, id);
-}
-
-// What scrapes and operators see of the core and the link, at one moment.
-struct snapshot {
-    struct core_gauges gauges;
-    struct message_heartbeat heartbeat;
-    struct stats_view view;    // points into this struct
-};
-
-static void take_snapshot(struct controller *c, struct snapshot *out) {
-    uint64_t now_us = clock_monotonic_us();
-    core_gauges(c->core, now_us, &out->gauges);
-    struct worker_link_counters link;
-    worker_link_count(c->link, now_us, &link);
-    out->heartbeat = (struct message_heartbeat){
-        .resident_bytes = link.resident_bytes,
-        .allocations_after_seal = link.allocations_after_seal,
-    };
-    out->view = (struct stats_view){
-        .counters = core_counters(c->core),
-        .gauges = &out->gauges,
-        .capacity = core_capacity(c->core),
-        .heartbeat = &out->heartbeat,
-        .heartbeat_age_us = link.heard_age_us,
-        .epoch = link.epoch,
-        .worker_refusals = {[LINK_REFUSAL_HELLO] = link.refused,
-                            [LINK_REFUSAL_KEY] = link.strangers,
-                            [LINK_REFUSAL_HANDSHAKE] = link.handshakes_refused},
-        .connections = http_server_counters(c->server)->open,
-        .requests_deferred = http_server_counters(c->server)->deferred,
-        .slow_turns = c->turns.slow,
-    };
-    resume_count(c->resume, c->api, &out->view);
-}
-
-static void on_metrics(void *ctx, enum metric_format format, struct buf *out) {
-    struct controller *c = ctx;
-    struct snapshot snapshot;
-    take_snapshot(c, &snapshot);
-    stats_print(c->stats, &snapshot.view, format, out);
-}
-
-static const char *state_name(const struct controller *c, const struct core_gauges *gauges) {
-    if (gauges->draining) {
-        return "draining";
-    }
-    if (gauges->ready) {
-        return "ready";
-    }
-    return c->announced ? "recovering" : "loading";
-}
-
-static void describe_worker(void *ctx, uint32_t group, uint32_t rank, struct status_worker *out) {
-    struct controller *c = ctx;
-    struct worker_link_member member;
-    worker_link_member(c->link, group, rank, clock_monotonic_us(), &member);
-    *out = (struct status_worker){
-        .name = member.name,
-        .state = member.state,
-        .device = member.device,
-        .key = member.user,
-        .pid = member.pid,
-        .epoch = member.epoch,
-        .heartbeat_age_us = member.heard_age_us,
-        .applied_seq = member.applied_seq,
-        .completed_seq = member.completed_seq,
-        .resident_bytes = member.resident_bytes,
-        .kv_blocks = member.kv_blocks,
-    };
-}
-
-static void on_status(void *ctx, struct buf *out) {
-    struct controller *c = ctx;
-    struct snapshot snapshot;
-    take_snapshot(c, &snapshot);
-    char address[PATH_BYTES + 32];
-    const char *uds = config_string(c->config, OPTION_UDS);
-    if (uds != NULL) {
-        snprintf(address, sizeof address, "unix:%s", uds);
-    } else {
-        snprintf(address, sizeof address, "http://%.1000s:%u",
-                 config_string(c->config, OPTION_HOST), http_server_port(c->server));
-    }
-    struct status_view view = {
-        .model = c->names[0],
-        .address = address,
-        .state = state_name(c, &snapshot.gauges),
-        .uptime_us = clock_monotonic_us() - c->start_us,
-        .now_unix_ms = clock_unix_ms(),
-        .stats = &snapshot.view,
-        .groups = c->groups,
-        .world = (uint32_t)config_int(c->config, OPTION_TENSOR_PARALLEL_SIZE),
-        .ctx = c,
-        .worker = describe_worker,
-    };
-    status_json(&view, out);
-}
-
-// What a request may be long follows the pool at once, not only when its memory is gone.
-static void follow_pool(struct controller *c) {
-    struct core_gauges gauges;
-    core_gauges(c->core, clock_monotonic_us(), &gauges);
-    if (gauges.ready) {
-        struct message_capacity capacity = *core_capacity(c->core);
-        capacity.kv_blocks = 0;
-        for (uint32_t g = 0; g < c->groups; g++) {    // the largest may serve the longest
-            core_group_gauges(c->core, g, clock_monotonic_us(), &gauges);
-            if (gauges.kv_blocks_total > capacity.kv_blocks) {
-                capacity.kv_blocks = gauges.kv_blocks_total;
-            }
-        }
-        api_on_capacity(c->api, &capacity);
-    }
-}
-
-static enum status group_asked(const struct controller *c, const char *name, uint32_t *out,
-                               struct error *err) {
-    char own[16];
-    for (uint32_t g = 0; g < c->groups; g++) {
-        snprintf(own, sizeof own, "%u", g);
-        if (strcmp(name, own) == 0) {
-            *out = g;
-            return STATUS_OK;
-        }
-    }
-    return error_set(err, STATUS_NOT_FOUND, "there is no group '%.64s'; `tare status` names them",
-                     name);
-}
-
-// Blocks that the group's pool is to have. Bytes are a limit: what they hold, in whole blocks.
-static enum status blocks_asked(const struct controller *c, const struct admin_resize *ask,
-                                uint32_t group, uint32_t *out, struct error *err) {
-    struct core_gauges gauges;
-    core_group_gauges(c->core, group, clock_monotonic_us(), &gauges);
-    int64_t unit = ask->bytes ? (int64_t)block_bytes(c) : 1;
-    if (unit == 0) {
-        return error_set(err, STATUS_BUSY, "no worker has told its blocks yet");
-    }
-    const int64_t most = (int64_t)BOUND_BLOCKS * unit;
-    if (ask->amount > most || ask->amount < -most) {
-        return error_set(err, STATUS_INVALID, "%lld %s are more than a pool can have",
-                         (long long)ask->amount, ask->bytes ? "bytes" : "blocks");
-    }
-    int64_t wanted = ask->amount + (ask->relative ? gauges.kv_blocks_total * unit : 0);
-    int64_t blocks = wanted / unit;
-    if (wanted < unit || blocks > (int64_t)BOUND_BLOCKS) {
-        return error_set(err, STATUS_INVALID,
-                         "the pool has %u blocks of %llu bytes; it can have 1 to %u blocks",
-                         gauges.kv_blocks_total, (unsigned long long)block_bytes(c), BOUND_BLOCKS);
-    }
-    *out = (uint32_t)blocks;
-    return STATUS_OK;
-}
-
-static enum status on_resize_kv(void *ctx, const struct admin_resize *ask, struct error *err) {
-    struct controller *c = ctx;
-    uint32_t group = 0;
-    uint32_t blocks = 0;
-    TRY(group_asked(c, ask->group, &group, err));
-    TRY(blocks_asked(c, ask, group, &blocks, err));
-    log_info("controller", "kv resize asked operation=%llu group=%u blocks=%u because=\"%.200s\"",
-             (unsigned long long)ask->operation, group, blocks, ask->reason);
-    struct core_input input = {.kind = CORE_INPUT_RESIZE_KV,
-                               .resize = {ask->operation, blocks, group}};
-    enqueue_surely(c, &input);
-    tick(c);
-    follow_pool(c);
-    return STATUS_OK;
 }
 
 static void on_access(void *ctx, const struct api_access *access) {
@@ -507,6 +225,22 @@ static void announce(struct controller *c, const struct message_capacity *capaci
     c->announced = true;
 }
 
+void controller_follow_pool(struct controller *c) {
+    struct core_gauges gauges;
+    core_gauges(c->core, clock_monotonic_us(), &gauges);
+    if (gauges.ready) {
+        struct message_capacity capacity = *core_capacity(c->core);
+        capacity.kv_blocks = 0;
+        for (uint32_t g = 0; g < c->groups; g++) {    // the largest may serve the longest
+            core_group_gauges(c->core, g, clock_monotonic_us(), &gauges);
+            if (gauges.kv_blocks_total > capacity.kv_blocks) {
+                capacity.kv_blocks = gauges.kv_blocks_total;
+            }
+        }
+        api_on_capacity(c->api, &capacity);
+    }
+}
+
 static void on_ready(void *ctx, const struct worker_link_ready *ready) {
     struct controller *c = ctx;
     const struct message_capacity *capacity = ready->capacity;
@@ -515,9 +249,9 @@ static void on_ready(void *ctx, const struct worker_link_ready *ready) {
         .ready =
             {{ready->group}, capacity, ready->epoch, ready->group, ready->world, ready->kv_kept},
     };
-    enqueue_surely(c, &input);
-    tick(c);
-    follow_pool(c);
+    controller_enqueue(c, &input);
+    controller_tick(c);
+    controller_follow_pool(c);
     log_info("controller",
              "ready group=%u epoch=%llu world=%u kv_kept=%d kv_tokens=%llu context=%u threads=%u",
              ready->group, (unsigned long long)ready->epoch, ready->world, (int)ready->kv_kept,
@@ -531,8 +265,8 @@ static void on_ready(void *ctx, const struct worker_link_ready *ready) {
 static void on_lost(void *ctx, uint32_t group, const char *reason, uint32_t exit_code) {
     struct controller *c = ctx;
     struct core_input input = {.kind = CORE_INPUT_WORKER_LOST, .lost = {{group}, reason}};
-    enqueue_surely(c, &input);
-    tick(c);
+    controller_enqueue(c, &input);
+    controller_tick(c);
     say_lost(c);
     // A start that failed for a reason that another try will not change ends the service, unless
     // other groups may come.
@@ -551,8 +285,8 @@ static void on_result(void *ctx, uint32_t group, uint32_t rank, const struct ste
         stats_step_done(c->stats, result);
     }
     struct core_input input = {.kind = CORE_INPUT_RESULT, .result = {{group}, rank, result}};
-    enqueue_surely(c, &input);
-    tick(c);    // the result is alive during this call only
+    controller_enqueue(c, &input);
+    controller_tick(c);    // the result is alive during this call only
 }
 
 // ---- start-up ----------------------------------------------------------------------------------
@@ -695,7 +429,7 @@ static enum status create_api(struct controller *c, struct uv_loop_s *loop, stru
     config.submit = on_submit;
     config.cancel = on_cancel;
     config.stop = on_stop;
-    config.metrics = on_metrics;
+    config.metrics = controller_operator_metrics;
     config.access = on_access;
     config.stats = c->stats;
     config.background = c->background;
@@ -777,20 +511,6 @@ static enum status open_links(struct controller *c, struct error *err) {
     return worker_link_open(&options, &c->link, err);
 }
 
-// Operators reach us through the run directory, which only we may enter.
-static enum status open_admin(struct controller *c, struct uv_loop_s *loop, struct error *err) {
-    struct admin_config admin = {c, on_status, on_resize_kv};
-    TRY(admin_create(&admin, &c->admin, err));
-    struct http_server_config config;
-    http_server_defaults(&config);
-    config.handler = admin_handler(c->admin);
-    config.connections_max = ADMIN_CONNECTIONS_MAX;
-    TRY(http_server_create(loop, &config, &c->admin_server, err));
-    char path[PATH_BYTES + 32];
-    snprintf(path, sizeof path, "%s/admin.sock", c->run_dir);
-    return http_server_listen_unix(c->admin_server, path, err);
-}
-
 enum status controller_create(const struct config *config, struct uv_loop_s *loop,
                               struct controller **out, struct error *err) {
     struct controller *c = memory_zalloc(sizeof *c);
@@ -817,7 +537,7 @@ enum status controller_create(const struct config *config, struct uv_loop_s *loo
         status = open_links(c, err);
     }
     if (status == STATUS_OK) {
-        status = open_admin(c, loop, err);
+        status = controller_operator_open(c, loop, err);
     }
     if (status != STATUS_OK) {
         c->closed = true;
@@ -878,7 +598,7 @@ bool controller_turn(struct controller *c) {
     more = api_streams_turn(c->api, now_us) || more;
     bool ticked = c->queues[c->filling].count > 0;
     if (ticked) {
-        tick(c);
+        controller_tick(c);
     }
     resume_flush(c->resume);    // what a client will have seen
     http_server_flush(c->server);
@@ -925,12 +645,12 @@ bool controller_timer(struct controller *c, uint64_t late_us) {
         c->deadline_us = 0;
         log_warn("controller", "drain deadline reached: ending what still runs");
         struct core_input input = {.kind = CORE_INPUT_ABORT_ALL};
-        enqueue_surely(c, &input);
+        controller_enqueue(c, &input);
     }
     struct core_gauges gauges;
     core_gauges(c->core, now_us, &gauges);
     api_set_overdue(c->api, gauges.step_overdue_us > 0);
-    tick(c);
+    controller_tick(c);
     protect_loop(c, now_us);
     return c->paused || gauges.queued + gauges.prefilling + gauges.decoding > 0;
 }
@@ -952,30 +672,6 @@ enum status controller_check(const struct config *config, struct error *err) {
     model_text_close(c->text);
     memory_free(c);
     return status;
-}
-
-void controller_reload(struct controller *c) {
-    struct error err = {0};
-    if (keys_load(c->config, &c->keys, &err) != STATUS_OK) {
-        log_error("controller", "API keys stay as they were because=\"%s\"", err.message);
-        return;
-    }
-    api_set_keys(c->api, c->keys.keys, c->keys.count);
-    log_info("controller", "API keys read again count=%u", c->keys.count);
-}
-
-void controller_stop(struct controller *c) {
-    c->stops++;
-    struct core_input input = {.kind = c->stops == 1 ? CORE_INPUT_DRAIN : CORE_INPUT_ABORT_ALL};
-    if (c->stops == 1) {
-        int64_t seconds = config_int(c->config, OPTION_SHUTDOWN_TIMEOUT);
-        log_info("controller", "draining deadline_s=%lld", (long long)seconds);
-        api_set_draining(c->api);
-        c->deadline_us = clock_monotonic_us() + (uint64_t)seconds * 1000000 + 1;
-    }
-    enqueue_surely(c, &input);
-    tick(c);
-    (void)controller_turn(c);    // the loop goes on
 }
 
 bool controller_done(const struct controller *c, int *exit_code) {

@@ -8,6 +8,7 @@
 #include "common/log.h"
 #include "common/mapped_file.h"
 #include "common/memory.h"
+#include "common/wire.h"
 #include "controller/core/prefix_index.h"
 #include "proto/codec.h"
 #include <errno.h>
@@ -29,35 +30,7 @@ static const char MAGIC[16] = "tare input log 3";
 
 // ---- both directions ---------------------------------------------------------------------------
 
-// A cursor that writes fields, or reads the same fields back in the same order.
-struct wire {
-    struct buf *out;    // writing; NULL: reading
-    const uint8_t *at, *end;
-    bool broken;
-};
-
-static void wire_bytes(struct wire *w, void *bytes, size_t byte_count) {
-    if (w->out != NULL) {
-        buf_append(w->out, bytes, byte_count);
-    } else if (w->broken || (size_t)(w->end - w->at) < byte_count) {
-        w->broken = true;
-        memset(bytes, 0, byte_count);
-    } else {
-        memcpy(bytes, w->at, byte_count);
-        w->at += byte_count;
-    }
-}
-
 // Numbers lie as they do in memory: a log is replayed where it was written, or on its like.
-#define WIRE(w, field) wire_bytes((w), &(field), sizeof(field))
-
-// Read as a byte: a bool that is neither 0 nor 1 would be no value at all.
-static void wire_bool(struct wire *w, bool *value) {
-    uint8_t byte = *value ? 1 : 0;
-    WIRE(w, byte);
-    w->broken = w->broken || byte > 1;
-    *value = byte == 1;
-}
 
 static void wire_config(struct wire *w, struct core_config *config) {
     WIRE(w, config->seqs_max);
@@ -158,9 +131,9 @@ static void append_array(struct wire *w, const void *bytes, size_t byte_count) {
 
 // A message as it came over the wire, with its length.
 static void append_frame(struct input_log *log, struct wire *w) {
+    const uint8_t *frame = log->frame.data;
     uint32_t bytes = (uint32_t)log->frame.bytes_used;
-    WIRE(w, bytes);
-    append_array(w, log->frame.data, bytes);
+    wire_run(w, &frame, &bytes);
     buf_reset(&log->frame);
     arena_reset(&log->arena);
 }
@@ -420,7 +393,7 @@ static bool next_record(struct replay *r, uint8_t *kind, struct wire *out) {
         r->damaged = true;
         return false;
     }
-    *out = (struct wire){.at = r->at + RECORD_HEAD_BYTES, .end = r->at + RECORD_HEAD_BYTES + bytes};
+    *out = wire_reader(r->at + RECORD_HEAD_BYTES, bytes);
     r->at += RECORD_HEAD_BYTES + bytes;
     return true;
 }
@@ -487,7 +460,7 @@ static void compare_plan(struct replay *r, const struct plan *plan) {
                           "plan %llu of the replay differs from the recorded one at offset %llu",
                           (unsigned long long)r->plans, (unsigned long long)(before - r->begin));
     if (kind == RECORD_PLAN && !w.broken) {
-        describe("recorded", &was, w.at, (size_t)(w.end - w.at), r);
+        describe("recorded", &was, w.at, wire_left(&w), r);
     } else {
         buf_append_str(r->out, "recorded no plan here\n");
     }
@@ -556,17 +529,6 @@ static bool read_request(struct replay *r, struct wire *w, struct core_input *in
     return !w->broken && sampling_validate(&request->sampling, INT32_MAX, NULL) == STATUS_OK;
 }
 
-static bool read_frame(struct wire *w, const uint8_t **frame, uint32_t *bytes) {
-    WIRE(w, *bytes);
-    if (w->broken || *bytes > (size_t)(w->end - w->at)) {
-        w->broken = true;
-        return false;
-    }
-    *frame = w->at;
-    w->at += *bytes;
-    return true;
-}
-
 static bool read_ready(struct replay *r, struct wire *w, struct core_input *input) {
     const uint8_t *frame = NULL, *body = NULL;
     uint32_t bytes = 0;
@@ -577,8 +539,8 @@ static bool read_ready(struct replay *r, struct wire *w, struct core_input *inpu
     WIRE(w, input->ready.group);
     WIRE(w, input->ready.world);
     wire_bool(w, &input->ready.kv_kept);
-    if (!read_frame(w, &frame, &bytes) || input->ready.group >= r->config.groups_max ||
-        input->ready.world == 0 ||
+    wire_run(w, &frame, &bytes);
+    if (w->broken || input->ready.group >= r->config.groups_max || input->ready.world == 0 ||
         input->ready.world > r->config.ranks_max + (r->config.ranks_max == 0) ||
         codec_header_decode(frame, bytes, &header, &body, NULL) != STATUS_OK ||
         codec_control_decode(&header, body, &r->capacity, &message, NULL) != STATUS_OK ||
@@ -602,7 +564,8 @@ static bool read_result(struct replay *r, struct wire *w, struct core_input *inp
     struct step_result *result = arena_array(&r->arena, 1, sizeof *result);
     WIRE(w, input->result.worker);
     WIRE(w, input->result.rank);
-    if (result == NULL || !read_frame(w, &frame, &bytes) ||
+    wire_run(w, &frame, &bytes);
+    if (result == NULL || w->broken ||
         codec_header_decode(frame, bytes, &header, &body, NULL) != STATUS_OK ||
         codec_result_decode(&header, body, &r->arena, result, NULL) != STATUS_OK) {
         return false;

@@ -4,34 +4,12 @@
 
 #include "common/crc32c.h"
 #include "common/invariant.h"
+#include "common/wire.h"
 #include "proto/codec_internal.h"
 #include "proto/step.pb-c.h"
 #include <string.h>
 
 // ---- header frame ------------------------------------------------------------------------------
-
-static void put_u32(uint8_t *at, uint32_t value) {
-    for (int i = 0; i < 4; i++) {
-        at[i] = (uint8_t)(value >> (8 * i));
-    }
-}
-
-static void put_u64(uint8_t *at, uint64_t value) {
-    put_u32(at, (uint32_t)value);
-    put_u32(at + 4, (uint32_t)(value >> 32));
-}
-
-static uint32_t get_u32(const uint8_t *at) {
-    uint32_t value = 0;
-    for (int i = 0; i < 4; i++) {
-        value |= (uint32_t)at[i] << (8 * i);
-    }
-    return value;
-}
-
-static uint64_t get_u64(const uint8_t *at) {
-    return get_u32(at) | ((uint64_t)get_u32(at + 4) << 32);
-}
 
 enum status codec_header_decode(const uint8_t *frame, size_t frame_bytes,
                                 struct message_header *out, const uint8_t **body,
@@ -41,13 +19,13 @@ enum status codec_header_decode(const uint8_t *frame, size_t frame_bytes,
                          frame_bytes);
     }
     *out = (struct message_header){
-        .version = get_u32(frame),
-        .kind = get_u32(frame + 4),
-        .group = get_u64(frame + 8),
-        .epoch = get_u64(frame + 16),
-        .seq = get_u64(frame + 24),
-        .body_bytes = get_u32(frame + 32),
-        .body_crc32c = get_u32(frame + 36),
+        .version = (uint32_t)wire_get_le(frame, 4),
+        .kind = (uint32_t)wire_get_le(frame + 4, 4),
+        .group = wire_get_le(frame + 8, 8),
+        .epoch = wire_get_le(frame + 16, 8),
+        .seq = wire_get_le(frame + 24, 8),
+        .body_bytes = (uint32_t)wire_get_le(frame + 32, 4),
+        .body_crc32c = (uint32_t)wire_get_le(frame + 36, 4),
     };
     if (out->version != MESSAGE_VERSION) {
         return error_set(err, STATUS_VERSION, "message has protocol version %u, this is %d",
@@ -80,13 +58,13 @@ enum status codec_frame_encode(enum message_kind kind, const struct message_addr
     uint8_t *body = at + MESSAGE_HEADER_BYTES;
     size_t packed = protobuf_c_message_pack(message, body);
     INVARIANT(packed == body_bytes);
-    put_u32(at, MESSAGE_VERSION);
-    put_u32(at + 4, (uint32_t)kind);
-    put_u64(at + 8, address->group);
-    put_u64(at + 16, address->epoch);
-    put_u64(at + 24, address->seq);
-    put_u32(at + 32, (uint32_t)body_bytes);
-    put_u32(at + 36, crc32c(body, body_bytes));
+    wire_put_le(at, MESSAGE_VERSION, 4);
+    wire_put_le(at + 4, (uint64_t)kind, 4);
+    wire_put_le(at + 8, address->group, 8);
+    wire_put_le(at + 16, address->epoch, 8);
+    wire_put_le(at + 24, address->seq, 8);
+    wire_put_le(at + 32, body_bytes, 4);
+    wire_put_le(at + 36, crc32c(body, body_bytes), 4);
     return STATUS_OK;
 }
 

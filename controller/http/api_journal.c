@@ -2,6 +2,7 @@
 #include "controller/http/api_journal.h"
 
 #include "common/hash.h"
+#include "common/wire.h"
 #include "controller/http/api_reading.h"
 #include <string.h>
 
@@ -9,53 +10,13 @@ enum { NOTED_BYTES_MAX = 16 * 1024 * 1024 };
 
 // ---- both directions ---------------------------------------------------------------------------
 
-// Writes fields, or reads the same fields back in the same order. Numbers lie as they do in memory:
-// a journal is read on the machine that wrote it.
-struct wire {
-    struct buf *out;    // writing; NULL: reading
-    const uint8_t *at, *end;
-    bool broken;
-};
+// Numbers lie as they do in memory: a journal is read on the machine that wrote it.
 
-static void wire_bytes(struct wire *w, void *bytes, size_t byte_count) {
-    if (w->out != NULL) {
-        buf_append(w->out, bytes, byte_count);
-    } else if (w->broken || (size_t)(w->end - w->at) < byte_count) {
-        w->broken = true;
-        memset(bytes, 0, byte_count);
-    } else {
-        memcpy(bytes, w->at, byte_count);
-        w->at += byte_count;
-    }
-}
-
-#define WIRE(w, field) wire_bytes((w), &(field), sizeof(field))
-
-static void wire_u8(struct wire *w, uint32_t *value) {
-    uint8_t byte = (uint8_t)*value;
-    WIRE(w, byte);
-    *value = byte;
-}
-
-static void wire_bool(struct wire *w, bool *value) {
-    uint32_t byte = *value ? 1 : 0;
-    wire_u8(w, &byte);
-    *value = byte != 0;
-}
-
-// Where it lies, with its length in front.
 static void wire_span(struct wire *w, struct http_span *span) {
-    uint32_t length = (uint32_t)span->byte_count;
-    WIRE(w, length);
-    if (w->out != NULL) {
-        buf_append(w->out, span->text, length);
-    } else if (w->broken || (size_t)(w->end - w->at) < length) {
-        w->broken = true;
-        *span = (struct http_span){"", 0};
-    } else {
-        *span = (struct http_span){(const char *)w->at, length};
-        w->at += length;
-    }
+    const uint8_t *bytes = (const uint8_t *)span->text;
+    uint32_t byte_count = (uint32_t)span->byte_count;
+    wire_run(w, &bytes, &byte_count);
+    *span = (struct http_span){(const char *)bytes, byte_count};
 }
 
 static void wire_begin(struct wire *w, struct api_begin *begin) {
@@ -127,12 +88,12 @@ static void wire_item(struct wire *w, struct api_item *item) {
 // ---- decoding ----------------------------------------------------------------------------------
 
 bool api_begin_decode(const uint8_t *bytes, size_t byte_count, struct api_begin *out) {
-    struct wire w = {.at = bytes, .end = bytes + byte_count};
+    struct wire w = wire_reader(bytes, byte_count);
     *out = (struct api_begin){0};
     wire_begin(&w, out);
     out->output_max = w.at;
     return !w.broken && out->choice_count > 0 && out->choice_count <= BOUND_SEQUENCES_PER_REQUEST &&
-           (size_t)(w.end - w.at) == (size_t)out->choice_count * sizeof(uint32_t) &&
+           wire_left(&w) == (size_t)out->choice_count * sizeof(uint32_t) &&
            out->request_id.byte_count < API_REQUEST_ID_BYTES &&
            out->body_id.byte_count < API_BODY_ID_BYTES &&
            out->chunk_head.byte_count <= BOUND_HTTP_HEAD_BYTES;
@@ -148,7 +109,7 @@ bool api_item_next(const uint8_t *bytes, size_t byte_count, size_t *at, struct a
     if (*at >= byte_count) {
         return false;
     }
-    struct wire w = {.at = bytes + *at, .end = bytes + byte_count};
+    struct wire w = wire_reader(bytes + *at, byte_count - *at);
     *out = (struct api_item){0};
     wire_item(&w, out);
     out->row.top_tokens = out->top_tokens;

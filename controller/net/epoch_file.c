@@ -3,6 +3,7 @@
 
 #include "common/crc32c.h"
 #include "common/invariant.h"
+#include "common/wire.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -13,23 +14,10 @@
 enum { RECORD_BYTES = 16, MAGIC_BYTES = 4 };
 static const uint8_t magic[MAGIC_BYTES] = {'T', 'E', 'P', '1'};
 
-static void put(uint8_t *at, uint64_t value, int byte_count) {
-    for (int i = 0; i < byte_count; i++) {
-        at[i] = (uint8_t)(value >> (8 * i));
-    }
-}
-
-static uint64_t get(const uint8_t *at, int byte_count) {
-    uint64_t value = 0;
-    for (int i = 0; i < byte_count; i++) {
-        value |= (uint64_t)at[i] << (8 * i);
-    }
-    return value;
-}
-
 static bool decode(const uint8_t *record, uint64_t *epoch) {
-    *epoch = get(record + 8, 8);
-    return memcmp(record, magic, MAGIC_BYTES) == 0 && get(record + 4, 4) == crc32c(record + 8, 8);
+    *epoch = wire_get_le(record + 8, 8);
+    return memcmp(record, magic, MAGIC_BYTES) == 0 &&
+           wire_get_le(record + 4, 4) == crc32c(record + 8, 8);
 }
 
 enum status epoch_file_open(struct epoch_file *file, const char *directory, struct error *err) {
@@ -83,8 +71,8 @@ enum status epoch_file_raise(struct epoch_file *file, uint64_t epoch, struct err
     INVARIANT(epoch > file->epoch);
     uint8_t record[RECORD_BYTES];
     memcpy(record, magic, MAGIC_BYTES);
-    put(record + 8, epoch, 8);
-    put(record + 4, crc32c(record + 8, 8), 4);
+    wire_put_le(record + 8, epoch, 8);
+    wire_put_le(record + 4, crc32c(record + 8, 8), 4);
     char beside[EPOCH_FILE_PATH_BYTES + 8];
     snprintf(beside, sizeof beside, "%s.new", file->path);
     if (!write_record(beside, record) || rename(beside, file->path) != 0 ||

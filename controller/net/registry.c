@@ -237,6 +237,13 @@ bool registry_complete(const struct registry *registry, uint32_t group) {
     return true;
 }
 
+// ---- epochs ------------------------------------------------------------------------------------
+
+bool registry_may_begin(const struct registry *registry, uint32_t group, uint64_t now_us) {
+    const struct group_place *place = &registry->groups[group];
+    return place->epoch == 0 && registry_complete(registry, group) && now_us >= place->retry_us;
+}
+
 void registry_begin(struct registry *registry, uint32_t group, uint64_t epoch,
                     const char *comm_id) {
     struct group_place *place = registry_group(registry, group);
@@ -255,8 +262,21 @@ void registry_begin(struct registry *registry, uint32_t group, uint64_t epoch,
     }
 }
 
-void registry_end(struct registry *registry, uint32_t group) {
+// A few epochs may end before they are ready, of ranks that die one after the other. Where it goes
+// on so, something is wrong that another epoch at once would not change.
+static void count_futile(struct group_place *place, uint64_t now_us) {
+    place->futile = place->ready ? 0 : place->futile + 1;
+    place->retry_us = 0;
+    if (place->futile > REGISTRY_FUTILE_EPOCHS) {
+        uint32_t doublings = place->futile - REGISTRY_FUTILE_EPOCHS - 1;
+        doublings = doublings < REGISTRY_RETRY_DOUBLINGS ? doublings : REGISTRY_RETRY_DOUBLINGS;
+        place->retry_us = now_us + ((uint64_t)REGISTRY_RETRY_US << doublings);
+    }
+}
+
+void registry_end(struct registry *registry, uint32_t group, uint64_t now_us) {
     struct group_place *place = registry_group(registry, group);
+    count_futile(place, now_us);
     place->epoch = 0;
     place->ready = false;
     for (uint32_t r = 0; r < registry->options.world; r++) {
@@ -264,6 +284,38 @@ void registry_end(struct registry *registry, uint32_t group) {
             place->members[r].state = MEMBER_STATE_GREETED;
         }
     }
+}
+
+// ---- plans -------------------------------------------------------------------------------------
+
+void registry_sent(struct registry *registry, uint32_t group, uint32_t rank_count, uint64_t seq,
+                   uint64_t now_us) {
+    struct group_place *place = registry_group(registry, group);
+    INVARIANT(rank_count <= registry->options.world);
+    place->plan_us = now_us;
+    for (uint32_t r = 0; r < rank_count; r++) {
+        struct member *member = &place->members[r];
+        if (member->sent_seq == member->answered_seq) {
+            member->silent_us = 0;    // idle it beat slower
+        }
+        member->sent_seq = seq;
+    }
+}
+
+void registry_answered(struct member *member, uint64_t seq) {
+    if (seq > member->answered_seq) {
+        member->answered_seq = seq;
+    }
+}
+
+bool registry_outstanding(const struct registry *registry, uint32_t group) {
+    const struct group_place *place = &registry->groups[group];
+    for (uint32_t r = 0; r < registry->options.world; r++) {
+        if (place->members[r].sent_seq > place->members[r].answered_seq) {
+            return true;
+        }
+    }
+    return false;
 }
 
 // ---- capacity ----------------------------------------------------------------------------------

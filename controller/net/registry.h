@@ -107,10 +107,32 @@ void registry_take(struct registry *registry, struct member *member, const char 
 
 // Every rank is there.
 bool registry_complete(const struct registry *registry, uint32_t group);
+
+// ---- epochs ------------------------------------------------------------------------------------
+
+// Every rank is there, in no epoch, and the next one need not wait.
+bool registry_may_begin(const struct registry *registry, uint32_t group, uint64_t now_us);
 // All are welcomed into this epoch.
 void registry_begin(struct registry *registry, uint32_t group, uint64_t epoch, const char *comm_id);
-// The epoch is over: who is still there waits for the next one.
-void registry_end(struct registry *registry, uint32_t group);
+// The epoch is over: who is still there waits for the next one. When more than
+// REGISTRY_FUTILE_EPOCHS in a row ended before the group was ready, that is not at once: after
+// REGISTRY_RETRY_US, and twice as long each time, up to REGISTRY_RETRY_MAX_US.
+void registry_end(struct registry *registry, uint32_t group, uint64_t now_us);
+enum {
+    REGISTRY_FUTILE_EPOCHS = 3,
+    REGISTRY_RETRY_US = 50 * 1000,
+    REGISTRY_RETRY_DOUBLINGS = 6,
+    REGISTRY_RETRY_MAX_US = REGISTRY_RETRY_US << REGISTRY_RETRY_DOUBLINGS,
+};
+
+// ---- plans -------------------------------------------------------------------------------------
+
+// The group's first `rank_count` ranks were sent this plan.
+void registry_sent(struct registry *registry, uint32_t group, uint32_t rank_count, uint64_t seq,
+                   uint64_t now_us);
+void registry_answered(struct member *member, uint64_t seq);
+// A rank has not answered all that it was sent.
+bool registry_outstanding(const struct registry *registry, uint32_t group);
 
 // ---- capacity ----------------------------------------------------------------------------------
 

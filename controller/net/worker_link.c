@@ -234,8 +234,7 @@ static enum status begin_epoch(struct worker_link *link, uint32_t group, struct 
 static void form(struct worker_link *link, uint32_t group, uint64_t now_us) {
     struct group_place *place = registry_group(link->registry, group);
     struct error err = {0};
-    if (place->epoch != 0 || !registry_complete(link->registry, group) ||
-        now_us < place->retry_us) {
+    if (!registry_may_begin(link->registry, group, now_us)) {
         return;
     }
     if (begin_epoch(link, group, &err) != STATUS_OK) {
@@ -246,19 +245,6 @@ static void form(struct worker_link *link, uint32_t group, uint64_t now_us) {
              (unsigned long long)place->epoch, registry_world(link->registry));
     for (uint32_t r = 0; r < registry_world(link->registry); r++) {
         welcome(link, &place->members[r], now_us);
-    }
-}
-
-// A few epochs may end before they are ready, of ranks that die one after the other. Where it goes
-// on so, something is wrong that another epoch at once would not change.
-static void count_futile(const struct worker_link *link, struct group_place *place) {
-    enum { PATIENT = 3, RETRY_US = 50 * 1000, DOUBLINGS_MAX = 6 };
-    place->futile = place->ready ? 0 : place->futile + 1;
-    place->retry_us = 0;
-    if (place->futile > PATIENT) {
-        uint32_t doublings = place->futile - PATIENT - 1;
-        doublings = doublings < DOUBLINGS_MAX ? doublings : DOUBLINGS_MAX;
-        place->retry_us = link->polled_us + ((uint64_t)RETRY_US << doublings);
     }
 }
 
@@ -282,8 +268,7 @@ static void end_epoch(struct worker_link *link, uint32_t group, const char *reas
             (void)status;    // a larger epoch says the same
         }
     }
-    count_futile(link, place);
-    registry_end(link->registry, group);
+    registry_end(link->registry, group, link->polled_us);
 }
 
 static void lose(struct worker_link *link, struct member *member, const char *reason,
@@ -527,9 +512,7 @@ static enum status take_result(struct worker_link *link, const char *name, uint6
         return error_set(err, STATUS_CORRUPT, "a result of plan %llu, which was not sent",
                          (unsigned long long)header.seq);
     }
-    if (header.seq > member->answered_seq) {
-        member->answered_seq = header.seq;
-    }
+    registry_answered(member, header.seq);
     if (result.status != RESULT_STATUS_OK) {
         log_warn("worker_link", "plan refused worker=%s seq=%llu status=%d because=\"%.200s\"",
                  name, (unsigned long long)result.seq, (int)result.status, result.message);
@@ -579,15 +562,6 @@ static bool drain(struct worker_link *link, struct transport *channel, take_fn t
 }
 
 // ---- time --------------------------------------------------------------------------------------
-
-static bool has_outstanding(const struct worker_link *link, const struct group_place *place) {
-    for (uint32_t r = 0; r < registry_world(link->registry); r++) {
-        if (place->members[r].sent_seq > place->members[r].answered_seq) {
-            return true;
-        }
-    }
-    return false;
-}
 
 // Says that we are alive, and finds out whose connection has ended.
 static void beat_group(struct worker_link *link, uint32_t group, uint64_t now_us) {
@@ -644,7 +618,8 @@ static void tell_of_strangers(struct worker_link *link) {
 static void beat_all(struct worker_link *link, uint64_t now_us) {
     for (uint32_t g = 0; g < registry_groups(link->registry); g++) {
         const struct group_place *place = registry_group(link->registry, g);
-        uint64_t interval_us = has_outstanding(link, place) ? BEAT_BUSY_US : BEAT_IDLE_US;
+        bool busy = registry_outstanding(link->registry, g);
+        uint64_t interval_us = busy ? BEAT_BUSY_US : BEAT_IDLE_US;
         if (now_us - place->said_us >= interval_us - LOOK_US) {
             beat_group(link, g, now_us);
         }
@@ -689,7 +664,7 @@ static void mind_silence(struct worker_link *link, uint64_t now_us) {
 // How long our loop may sleep.
 static uint64_t sleep_max_us(const struct worker_link *link) {
     for (uint32_t g = 0; g < registry_groups(link->registry); g++) {
-        if (has_outstanding(link, registry_group(link->registry, g))) {
+        if (registry_outstanding(link->registry, g)) {
             return BEAT_BUSY_US;
         }
     }
@@ -723,7 +698,7 @@ bool worker_link_poll(struct worker_link *link, uint64_t now_us) {
 
 enum status worker_link_send_plan(struct worker_link *link, uint32_t group, const struct plan *plan,
                                   size_t *plan_bytes, struct error *err) {
-    struct group_place *place = registry_group(link->registry, group);
+    const struct group_place *place = registry_group(link->registry, group);
     uint32_t world = registry_world(link->registry);
     if (!place->ready || plan->epoch != place->epoch) {
         return error_set(err, STATUS_PEER_LOST, "group %u is not ready", group);
@@ -739,14 +714,7 @@ enum status worker_link_send_plan(struct worker_link *link, uint32_t group, cons
     uint32_t sent = 0;
     enum status status =
         transport_send_all(link->plan, peers, world, link->out.data, link->out.bytes_used, &sent);
-    place->plan_us = clock_monotonic_us();
-    for (uint32_t r = 0; r < sent; r++) {
-        struct member *member = &place->members[r];
-        if (member->sent_seq == member->answered_seq) {
-            member->silent_us = 0;    // idle it beat slower
-        }
-        member->sent_seq = plan->seq;
-    }
+    registry_sent(link->registry, group, sent, plan->seq, clock_monotonic_us());
     if (status != STATUS_OK) {
         return error_set(err, status, "plan %llu for rank %u of group %u cannot be sent",
                          (unsigned long long)plan->seq, sent, group);

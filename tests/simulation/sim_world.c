@@ -3,19 +3,8 @@
 
 #include "common/memory.h"
 #include "tests/simulation/sim_fail.h"
+#include "tests/simulation/sim_link.h"
 #include <string.h>
-
-// A result on its way, with the connection it came by.
-struct sim_message {
-    struct sim_message *next;
-    uint32_t group, connection;
-    uint32_t rank;
-    bool completes;    // all ranks have answered then
-    bool resized;      // a capacity report follows
-    struct message_capacity capacity;
-    struct step_result result;
-    struct result_row rows[];
-};
 
 enum {
     REJOIN_US = 50 * 1000,              // after the core has given a worker up
@@ -108,35 +97,18 @@ struct sim_world *sim_world_create(const struct sim_world_options *options) {
     return world;
 }
 
-static void free_messages(struct sim_message *list) {
-    while (list != NULL) {
-        struct sim_message *next = list->next;
-        memory_free(list);
-        list = next;
-    }
-}
-
 void sim_world_destroy(struct sim_world *world) {
     if (world == NULL) {
         return;
     }
-    uint64_t at;
-    while (sim_events_next(&world->events, &at)) {
-        struct sim_event event = sim_events_take(&world->events);
-        memory_free(event.kind == SIM_EVENT_RESULT ? event.data : NULL);
-    }
+    sim_link_deinit(world);
     sim_events_deinit(&world->events);
-    free_messages(world->free_messages);
-    free_messages(world->delivered);
     sim_core_destroy(world->core);
     sim_clients_deinit(&world->clients);
     for (uint32_t i = 0; i < world->options.groups; i++) {
         sim_worker_destroy(world->groups[i].worker);
         memory_free(world->groups[i].running);
         memory_free(world->groups[i].slots);
-        for (uint32_t k = 0; k < SIM_GHOSTS; k++) {
-            memory_free(world->groups[i].ghosts[k]);
-        }
     }
     memory_free(world->groups);
     memory_free(world->ids);
@@ -244,106 +216,6 @@ static uint64_t fold_plan(uint64_t digest, const struct plan *plan) {
     return digest;
 }
 
-static struct sim_message *new_message(struct sim_world *world, struct sim_group *group) {
-    struct sim_message *message = world->free_messages;
-    if (message != NULL) {
-        world->free_messages = message->next;
-        return message;
-    }
-    uint32_t rows = sim_worker_rows_max(group->worker);
-    message = memory_alloc(sizeof *message + rows * sizeof message->rows[0]);
-    SIM_CHECK(message != NULL, "no memory for a message");
-    return message;
-}
-
-static void free_message(struct sim_world *world, struct sim_message *message) {
-    message->next = world->free_messages;
-    world->free_messages = message;
-}
-
-static struct sim_message *copy_message(struct sim_world *world, struct sim_group *group,
-                                        const struct sim_message *message) {
-    struct sim_message *copy = new_message(world, group);
-    uint32_t rows = message->result.row_count;
-    memcpy(copy, message, sizeof *message + rows * sizeof message->rows[0]);
-    copy->result.rows = copy->rows;
-    copy->resized = false;
-    copy->completes = false;
-    return copy;
-}
-
-// What an earlier epoch said to a plan of this number comes now, before the true result; by the
-// connection of then or, where the worker only began again, by the same.
-static void haunt(struct sim_world *world, struct sim_group *group,
-                  const struct sim_message *message) {
-    struct sim_message **ghost = &group->ghosts[message->result.seq % SIM_GHOSTS];
-    if (*ghost != NULL && (*ghost)->result.seq == message->result.seq &&
-        (*ghost)->result.epoch < message->result.epoch) {
-        if (rng_below(&world->rng, 2) == 0) {
-            (*ghost)->connection = group->connection;
-        }
-        sim_events_add(&world->events, world->now_us + world->options.link_us, SIM_EVENT_RESULT,
-                       group->index, *ghost);
-        *ghost = NULL;
-    }
-    if (*ghost == NULL) {
-        *ghost = copy_message(world, group, message);
-    } else if ((*ghost)->result.epoch < message->result.epoch && message->result.seq < 64) {
-        free_message(world, *ghost);
-        *ghost = copy_message(world, group, message);
-    }
-}
-
-// Every rank's part, one after the other, in any order; only rank 0 has rows. The time of the last.
-static uint64_t send_ranks(struct sim_world *world, struct sim_group *group,
-                           struct sim_message *message, uint64_t arrival) {
-    uint32_t ranks = world->options.ranks;
-    uint32_t first = (uint32_t)rng_below(&world->rng, ranks);
-    bool parts = group->parted && message->result.status == RESULT_STATUS_OK;
-    uint32_t lost = group->mute ? (uint32_t)rng_below(&world->rng, ranks) : ranks;
-    uint32_t parted = parts ? (uint32_t)rng_below(&world->rng, ranks) : ranks;
-    bool resized = message->resized;
-    for (uint32_t i = 0; i < ranks; i++) {
-        uint32_t rank = (first + i) % ranks;
-        if (rank == lost) {
-            continue;
-        }
-        struct sim_message *part = copy_message(world, group, message);
-        part->result.row_count = rank == 0 ? message->result.row_count : 0;
-        part->rank = rank;
-        part->completes = i + 1 == ranks && !group->mute && !parts;
-        part->resized = resized && part->completes;
-        part->result.digest ^= rank == parted ? 1 : 0;
-        sim_events_add(&world->events, arrival, SIM_EVENT_RESULT, group->index, part);
-        arrival += ranks > 1 ? rng_below(&world->rng, 200) : 0;
-    }
-    group->silent = group->silent || group->mute || parts;
-    group->mute = false;
-    group->parted = group->parted && !parts;
-    return arrival;
-}
-
-static void send_result(struct sim_world *world, struct sim_group *group,
-                        struct sim_message *message) {
-    uint64_t start = world->now_us + world->options.link_us;
-    start = start < group->busy_until ? group->busy_until : start;
-    start = start < group->stall_until ? group->stall_until : start;
-    group->busy_until = start + message->result.step_us;
-    group->busy_us += message->result.step_us;
-    uint64_t arrival = group->busy_until + world->options.link_us;
-    arrival = arrival < group->last_arrival ? group->last_arrival : arrival;
-    bool whole = !group->mute && !group->parted;
-    arrival = send_ranks(world, group, message, arrival);
-    group->last_arrival = arrival;
-    if (whole && rng_unit(&world->rng) < world->options.faults.doubled) {
-        arrival += rng_below(&world->rng, 5 * 1000 * 1000);
-        sim_events_add(&world->events, arrival, SIM_EVENT_RESULT, group->index,
-                       copy_message(world, group, message));
-        haunt(world, group, message);
-    }
-    free_message(world, message);
-}
-
 // A slot is taken from one that lives: it was evicted for others.
 static void note_evictions(struct sim_world *world, uint32_t group_index, const struct plan *plan) {
     struct sim_group *group = &world->groups[group_index];
@@ -413,10 +285,8 @@ static void on_plan(void *ctx, uint32_t group_index, const struct plan *plan) {
     }
     SIM_CHECK(plan->epoch == group->epoch, "a plan of epoch %llu in %llu",
               (unsigned long long)plan->epoch, (unsigned long long)group->epoch);
-    struct sim_message *message = new_message(world, group);
+    struct sim_message *message = sim_link_message(world, group);
     sim_worker_run(group->worker, plan, group->completed_seq, message->rows, &message->result);
-    message->group = group_index;
-    message->connection = group->connection;
     const struct sim_step *step = sim_worker_last(group->worker);
     message->resized = step->resized;
     message->capacity = *sim_worker_capacity(group->worker);
@@ -428,7 +298,7 @@ static void on_plan(void *ctx, uint32_t group_index, const struct plan *plan) {
         group->idle_rows += step->idle_rows;
         group->prefill_tokens += step->prefill_tokens;
     }
-    send_result(world, group, message);
+    sim_link_send(world, group, message);
 }
 
 static void on_worker_admitted(void *ctx, uint64_t id, uint32_t cached_tokens) {
@@ -628,8 +498,7 @@ static void take_result(struct sim_world *world, struct sim_message *message) {
         undo_admissions(world, group, group->refused_seq);
         group->refused_seq = 0;
     }
-    message->next = world->delivered;
-    world->delivered = message;
+    sim_link_deliver(world, message);
     sim_core_result(world->core, message->connection, message->rank, &message->result);
     if (message->resized && current && !sim_core_full(world->core)) {
         sim_core_ready(world->core, &(struct sim_ready){message->group, message->connection,
@@ -823,11 +692,7 @@ static void audit(struct sim_world *world) {
 static void tick(struct sim_world *world) {
     world->ticks++;
     sim_core_tick(world->core, world->now_us);
-    while (world->delivered != NULL) {
-        struct sim_message *message = world->delivered;
-        world->delivered = message->next;
-        free_message(world, message);
-    }
+    sim_link_delivered(world);
     for (uint32_t i = 0; i < world->must_end_count; i++) {
         SIM_CHECK(sim_client_at(&world->clients, world->must_end[i])->state == SIM_CLIENT_ENDED,
                   "request %u was cancelled and lives", world->must_end[i] + 1);

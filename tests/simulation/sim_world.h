@@ -14,12 +14,10 @@
 // the same plans, bit for bit, and their digest says so. After every tick everything that must hold
 // is checked, in the core and between the core, the workers and what clients received.
 //
-// Links behave as the transport does: in order and complete while a connection lasts. A message is
-// lost only with its connection, or with a process that stops reading; what was on its way when a
-// connection ended may still come, late, and results may come twice.
-//
-//   Owns       everything of the world. Fields are read by scenarios and the files of the
-//   simulator. Thread     one. Allocates  as it grows. Fails      by sim_fail.
+//   Owns       everything of the world. Fields are read by scenarios and the simulator's files.
+//   Thread     one.
+//   Allocates  as it grows.
+//   Fails      by sim_fail.
 
 // Mean time between two faults of a kind, in virtual seconds; 0: never.
 struct sim_faults {
@@ -60,7 +58,7 @@ enum { SIM_GHOSTS = 8 };    // results of earlier epochs that may still come
 
 enum sim_group_state { SIM_GROUP_AWAY, SIM_GROUP_JOINING, SIM_GROUP_UP };
 
-struct sim_message;    // a result on its way
+struct sim_message;    // a result on its way (sim_link.h)
 
 struct sim_group {
     struct sim_worker *worker;

@@ -13,6 +13,7 @@
 #define SUITE_TABLE(X)                                                                             \
     X("common/status", suite_status)                                                               \
     X("common/buf", suite_buf)                                                                     \
+    X("common/wire", suite_wire)                                                                   \
     X("common/arena", suite_arena)                                                                 \
     X("common/json", suite_json)                                                                   \
     X("common/utf8", suite_utf8)                                                                   \
@@ -55,16 +56,20 @@
     X("worker/worker", suite_worker)                                                               \
     X("worker/kv/kv_stamp", suite_kv_stamp)                                                        \
     X("worker/plan_report", suite_plan_report)                                                     \
+    X("controller/net/registry", suite_registry)                                                   \
     X("controller/net/worker_link", suite_worker_link)                                             \
     X("controller/net/epoch_file", suite_epoch_file)                                               \
     X("controller/journal", suite_journal)                                                         \
     X("controller/http/api_streams", suite_api_streams)                                            \
+    X("controller/http/api_journal", suite_api_journal)                                            \
+    X("controller/http/api_replay", suite_api_replay)                                              \
     X("controller/resume", suite_resume)                                                           \
     X("controller/run_dir", suite_run_dir)                                                         \
     X("controller/cli/keygen", suite_keygen)                                                       \
     X("controller/http/http_parse", suite_http_parse)                                              \
     X("controller/http/http_exchange", suite_http_exchange)                                        \
     X("controller/http/http_server", suite_http_server)                                            \
+    X("controller/http/http_limits", suite_http_limits)                                            \
     X("controller/text/unicode", suite_unicode)                                                    \
     X("controller/text/pretokenize", suite_pretokenize)                                            \
     X("controller/text/bpe", suite_bpe)                                                            \
@@ -87,9 +92,11 @@
     X("controller/http/api_params", suite_api_params)                                              \
     X("controller/http/api_routes", suite_api_routes)                                              \
     X("controller/http/api_completions", suite_api_completions)                                    \
+    X("controller/http/api_scores", suite_api_scores)                                              \
     X("controller/http/api_stream", suite_api_stream)                                              \
     X("worker/net/controller_link", suite_controller_link)                                         \
     X("worker/step/hostile", suite_hostile)                                                        \
+    X("worker/step/moves", suite_moves)                                                            \
     X("worker/step/batch", suite_batch)                                                            \
     X("worker/step/tiles", suite_tiles)                                                            \
     X("worker/memory_cases", suite_memory_cases)                                                   \

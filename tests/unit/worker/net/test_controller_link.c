@@ -9,54 +9,45 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "controller/net/worker_link.h"
-#include "proto/codec.h"
-#include "proto/transport.h"
 #include "tests/unit/suites.h"
+#include "tests/unit/worker/fake_controller.h"
 #include "worker/net/controller_link.h"
 
-#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define COMM_ID "0123456789abcdef0123456789abcdef"
 
-enum { FRAME_BYTES = 64 * 1024, FLOOD = 1000, TURNS_MAX = 2000, TURN_MS = 5 };
+enum { FRAME_BYTES = 64 * 1024, FLOOD = 1000 };
 
 struct fixture {
-    char run_dir[64];
-    char address[80];
+    struct fake_controller controller;
     _Atomic int stop;
     struct link_progress progress;
     struct holder_watch watch;
     struct launch_gate gate;
     struct frame_queue *to_step, *from_step;
     struct controller_link_options options;
-    char peer[TRANSPORT_PEER_BYTES];    // what it is called on its channels
     pthread_t thread;
     _Atomic bool ended;
     enum status status;
-    struct arena arena;
-    struct buf out;
 };
 
 static struct fixture *f;
+static struct fake_controller *c;
 
 static void set_up(void) {
     log_configure(LOG_LEVEL_ERROR, LOG_FORMAT_TEXT);    // a flood is also one of log lines
     f = calloc(1, sizeof *f);
-    snprintf(f->run_dir, sizeof f->run_dir, "/tmp/tare-link-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(f->run_dir));
-    snprintf(f->address, sizeof f->address, "ipc://%s", f->run_dir);
+    c = &f->controller;
+    fake_controller_init(c);
     ck_assert_int_eq(frame_queue_create(8, FRAME_BYTES, &f->to_step, NULL), STATUS_OK);
     ck_assert_int_eq(frame_queue_create(8, FRAME_BYTES, &f->from_step, NULL), STATUS_OK);
     launch_gate_init(&f->gate);
-    arena_init(&f->arena, 1 << 20);
-    buf_init(&f->out, FRAME_BYTES);
     f->options = (struct controller_link_options){
-        .address = f->address,
+        .address = c->address,
         .worker_id = "worker-7",
         .model_name = "m",
         .device = "cpu",
@@ -72,17 +63,10 @@ static void set_up(void) {
 }
 
 static void tear_down(void) {
-    char path[128];
-    snprintf(path, sizeof path, "%s/plan.sock", f->run_dir);
-    unlink(path);
-    snprintf(path, sizeof path, "%s/control.sock", f->run_dir);
-    unlink(path);
-    rmdir(f->run_dir);
+    fake_controller_deinit(c);
     frame_queue_destroy(f->to_step);
     frame_queue_destroy(f->from_step);
     launch_gate_deinit(&f->gate);
-    arena_deinit(&f->arena);
-    buf_deinit(&f->out);
     free(f);
 }
 
@@ -96,16 +80,6 @@ static void *run_link(void *arg) {
 
 static void start_link(void) {
     ck_assert_int_eq(pthread_create(&f->thread, NULL, run_link, NULL), 0);
-}
-
-static void nap(void) {
-    poll(NULL, 0, TURN_MS);
-}
-
-static void encode(const struct control_message *message) {
-    arena_reset(&f->arena);
-    buf_reset(&f->out);
-    ck_assert_int_eq(codec_control_encode(message, &f->arena, &f->out, NULL), STATUS_OK);
 }
 
 // ---- a failed start ----------------------------------------------------------------------------
@@ -145,9 +119,9 @@ static void on_result(void *ctx, uint32_t group, uint32_t rank, const struct ste
 static void fail_start(void) {
     struct control_message goodbye = {.kind = MESSAGE_KIND_GOODBYE,
                                       .text = {.code = 66, .text = "model 'x': no such file"}};
-    encode(&goodbye);
+    ck_assert_int_eq(codec_control_encode(&goodbye, &c->arena, &c->out, NULL), STATUS_OK);
     ck_assert_int_eq(
-        frame_queue_put(f->from_step, LINK_FRAME_FAILED, f->out.data, f->out.bytes_used),
+        frame_queue_put(f->from_step, LINK_FRAME_FAILED, c->out.data, c->out.bytes_used),
         STATUS_OK);
     frame_queue_close(f->from_step);
 }
@@ -155,7 +129,7 @@ static void fail_start(void) {
 static void expect_reason(void) {
     struct heard heard = {0};
     struct worker_link_options options = {
-        .run_dir = f->run_dir,
+        .run_dir = c->run_dir,
         .sink = {&heard, on_progress, on_ready, on_lost, on_result},
         .groups = 1,
         .world = 1,
@@ -163,9 +137,9 @@ static void expect_reason(void) {
     };
     struct worker_link *link = NULL;
     ck_assert_int_eq(worker_link_open(&options, &link, NULL), STATUS_OK);
-    for (int i = 0; i < TURNS_MAX && heard.exit_code == 0; i++) {
+    for (int i = 0; i < FAKE_TURNS_MAX && heard.exit_code == 0; i++) {
         worker_link_poll(link, clock_monotonic_us());
-        nap();
+        fake_nap();
     }
     ck_assert_uint_eq(heard.exit_code, 66);
     ck_assert_str_eq(heard.reason, "model 'x': no such file");
@@ -192,34 +166,12 @@ END_TEST
 
 // ---- a flood -----------------------------------------------------------------------------------
 
-static struct transport *listen_on(const char *name) {
-    char address[128];
-    snprintf(address, sizeof address, "%s/%s.sock", f->address, name);
-    struct transport_options options = {
-        .address = address,
-        .listens = true,
-        .message_bytes_max = FRAME_BYTES,
-        .queue_messages_max = 64,
-    };
-    struct transport *transport = NULL;
-    ck_assert_int_eq(transport_open(&options, &transport, NULL), STATUS_OK);
-    return transport;
-}
-
-// Until the link's first word: its name has a queue from then on.
-static void await_word(struct transport *channel) {
-    struct buf in;
-    char peer[TRANSPORT_PEER_BYTES] = "";
-    buf_init(&in, FRAME_BYTES);
-    enum status status = STATUS_BUSY;
-    for (int i = 0; i < TURNS_MAX && status == STATUS_BUSY; i++) {
-        status = transport_receive(channel, &in, peer);
-        nap();
-    }
-    ck_assert_int_eq(status, STATUS_OK);
-    ck_assert(transport_peer_is(peer, "worker-7"));
-    memcpy(f->peer, peer, sizeof peer);
-    buf_deinit(&in);
+// Listens, starts the link and waits for its first word: its name has a queue from then on.
+static void meet_link(void) {
+    fake_controller_listen(c);
+    start_link();
+    fake_controller_receive(c, c->control);
+    ck_assert(transport_peer_is(c->peer, "worker-7"));
 }
 
 // Takes what the step thread would take, and counts it.
@@ -235,71 +187,41 @@ static uint32_t take_frames(enum link_frame kind) {
     return taken;
 }
 
-static void send_surely(struct transport *channel, const void *bytes, size_t byte_count) {
-    enum status status = STATUS_BUSY;
-    for (int i = 0; i < TURNS_MAX && status != STATUS_OK; i++) {
-        status = transport_send(channel, f->peer, bytes, byte_count);
-        if (status != STATUS_OK) {
-            nap();
-        }
-    }
-    ck_assert_int_eq(status, STATUS_OK);
-}
-
-static void send_message(struct transport *channel, const struct control_message *message) {
-    encode(message);
-    send_surely(channel, f->out.data, f->out.bytes_used);
+static void say(const struct control_message *message) {
+    fake_controller_say(c, c->peer, message);
 }
 
 START_TEST(a_flood_with_broken_messages_in_it_is_read_to_its_end) {
-    struct transport *plan = listen_on("plan");
-    struct transport *control = listen_on("control");
-    start_link();
-    await_word(control);
+    meet_link();
     for (int i = 0; i < FLOOD; i++) {
         struct control_message heartbeat = {.kind = MESSAGE_KIND_HEARTBEAT};
-        send_message(control, &heartbeat);
-        send_surely(control, "broken", (size_t)i % 6);
+        say(&heartbeat);
+        fake_controller_send(c->control, c->peer, "broken", (size_t)i % 6);
     }
     struct control_message welcome = {
         .kind = MESSAGE_KIND_WELCOME,
         .welcome = {.epoch = 5, .world = 1, .lease_ms = 1000, .comm_id = COMM_ID}};
-    send_message(control, &welcome);
+    say(&welcome);
     uint32_t welcomes = 0;
-    for (int i = 0; i < TURNS_MAX && welcomes == 0; i++) {
+    for (int i = 0; i < FAKE_TURNS_MAX && welcomes == 0; i++) {
         welcomes = take_frames(LINK_FRAME_WELCOME);
-        nap();
+        fake_nap();
     }
     ck_assert_uint_eq(welcomes, 1);
     ck_assert(!f->ended);
     struct control_message leave = {.kind = MESSAGE_KIND_SHUTDOWN,
                                     .text = {.code = 0, .text = "drained"}};
-    send_message(control, &leave);
+    say(&leave);
     pthread_join(f->thread, NULL);
     ck_assert_int_eq(f->status, STATUS_SHUTDOWN);
-    transport_close(plan);
-    transport_close(control);
 }
 END_TEST
 
 // ---- silence -----------------------------------------------------------------------------------
 
-static void await_kind(struct transport *channel, enum message_kind kind) {
-    struct buf in;
-    char peer[TRANSPORT_PEER_BYTES];
-    struct message_header header = {0};
-    const uint8_t *body = NULL;
-    buf_init(&in, FRAME_BYTES);
-    for (int i = 0; i < TURNS_MAX && header.kind != kind; i++) {
-        if (transport_receive(channel, &in, peer) == STATUS_OK) {
-            ck_assert_int_eq(codec_header_decode(in.data, in.bytes_used, &header, &body, NULL),
-                             STATUS_OK);
-        } else {
-            nap();
-        }
-    }
-    ck_assert_uint_eq(header.kind, kind);
-    buf_deinit(&in);
+static void await_kind(enum message_kind kind) {
+    struct message_header header;
+    fake_controller_await(c, c->control, kind, &header);
 }
 
 static void end_link(void) {
@@ -308,7 +230,7 @@ static void end_link(void) {
     pthread_join(f->thread, NULL);
 }
 
-static void welcome_into(struct transport *control, uint64_t epoch, uint32_t lease_ms) {
+static void welcome_into(uint64_t epoch, uint32_t lease_ms) {
     struct control_message welcome = {.kind = MESSAGE_KIND_WELCOME,
                                       .welcome = {.epoch = epoch,
                                                   .group = f->options.group,
@@ -316,7 +238,7 @@ static void welcome_into(struct transport *control, uint64_t epoch, uint32_t lea
                                                   .world = f->options.world,
                                                   .lease_ms = lease_ms,
                                                   .comm_id = COMM_ID}};
-    send_message(control, &welcome);
+    say(&welcome);
 }
 
 static bool gate_is_shut(void) {
@@ -332,77 +254,50 @@ static void *pass_gate(void *arg) {
 }
 
 START_TEST(a_controller_that_fell_silent_is_greeted_again_and_waited_for) {
-    struct transport *plan = listen_on("plan");
-    struct transport *control = listen_on("control");
-    start_link();
-    await_word(control);
-    welcome_into(control, 5, 200);
-    await_kind(control, MESSAGE_KIND_HEARTBEAT);    // it took the welcome, and hears nothing more
-    await_kind(control, MESSAGE_KIND_HELLO);
+    meet_link();
+    welcome_into(5, 200);
+    await_kind(MESSAGE_KIND_HEARTBEAT);    // it took the welcome, and hears nothing more
+    await_kind(MESSAGE_KIND_HELLO);
     ck_assert(gate_is_shut());
     bool passed = false;
     pthread_t step;
     ck_assert_int_eq(pthread_create(&step, NULL, pass_gate, &passed), 0);
     struct control_message heartbeat = {.kind = MESSAGE_KIND_HEARTBEAT};
-    send_message(control, &heartbeat);
+    say(&heartbeat);
     pthread_join(step, NULL);    // a word is enough to go on
     ck_assert(passed);
-    await_kind(control, MESSAGE_KIND_HEARTBEAT);
+    await_kind(MESSAGE_KIND_HEARTBEAT);
     ck_assert(!f->ended);
     end_link();
     ck_assert_int_eq(f->status, STATUS_SHUTDOWN);
-    transport_close(plan);
-    transport_close(control);
 }
 END_TEST
 
 // Another process at the same address knows nothing of us: the hello tells it our last epoch.
 START_TEST(a_controller_that_is_another_process_is_joined) {
-    struct transport *plan = listen_on("plan");
-    struct transport *control = listen_on("control");
-    start_link();
-    await_word(control);
-    welcome_into(control, 5, 100);
-    await_kind(control, MESSAGE_KIND_HEARTBEAT);
-    transport_close(control);
-    transport_close(plan);
-    plan = listen_on("plan");
-    control = listen_on("control");
-    struct buf in;
-    buf_init(&in, FRAME_BYTES);
-    struct message_header header = {0};
-    const uint8_t *body = NULL;
-    for (int i = 0; i < TURNS_MAX && header.kind != MESSAGE_KIND_HELLO; i++) {
-        char peer[TRANSPORT_PEER_BYTES];
-        if (transport_receive(control, &in, peer) == STATUS_OK) {
-            ck_assert_int_eq(codec_header_decode(in.data, in.bytes_used, &header, &body, NULL),
-                             STATUS_OK);
-        } else {
-            nap();
-        }
-    }
+    meet_link();
+    welcome_into(5, 100);
+    await_kind(MESSAGE_KIND_HEARTBEAT);
+    fake_controller_hang_up(c);
+    fake_controller_listen(c);
+    struct message_header header;
+    fake_controller_await(c, c->control, MESSAGE_KIND_HELLO, &header);
     ck_assert_uint_eq(header.epoch, 5);
-    welcome_into(control, 6, 10000);
-    await_kind(control, MESSAGE_KIND_HEARTBEAT);
+    welcome_into(6, 10000);
+    await_kind(MESSAGE_KIND_HEARTBEAT);
     ck_assert_uint_eq(take_frames(LINK_FRAME_WELCOME), 2);
     ck_assert(launch_gate_pass(&f->gate, 6));
     ck_assert(!launch_gate_pass(&f->gate, 5));
     end_link();
-    buf_deinit(&in);
-    transport_close(plan);
-    transport_close(control);
 }
 END_TEST
 
 // Times a thousandth: KV is given back once, then the worker leaves.
 START_TEST(an_orphan_gives_kv_back_and_leaves_in_the_end) {
-    struct transport *plan = listen_on("plan");
-    struct transport *control = listen_on("control");
     f->options.timer_scale = 0.001;
     f->options.silence_us = 20 * 1000 * 1000;
-    start_link();
-    await_word(control);
-    welcome_into(control, 5, 10);
+    meet_link();
+    welcome_into(5, 10);
     pthread_join(f->thread, NULL);
     ck_assert_int_eq(f->status, STATUS_PEER_LOST);
     static uint8_t frame[FRAME_BYTES];
@@ -413,8 +308,6 @@ START_TEST(an_orphan_gives_kv_back_and_leaves_in_the_end) {
     }
     ck_assert_uint_eq(released, 1);
     ck_assert(!launch_gate_pass(&f->gate, 5));    // plans of that epoch counted on it
-    transport_close(plan);
-    transport_close(control);
 }
 END_TEST
 
@@ -425,10 +318,7 @@ START_TEST(only_a_larger_epoch_of_our_own_place_is_taken) {
     f->options.rank = 1;
     f->options.world = 2;
     f->options.epoch = 7;    // of a process before us
-    struct transport *plan = listen_on("plan");
-    struct transport *control = listen_on("control");
-    start_link();
-    await_word(control);
+    meet_link();
     struct message_welcome ours = {.group = 3, .rank = 1, .world = 2, .comm_id = COMM_ID};
     const struct message_welcome wrong[] = {
         {.epoch = 7, .group = 3, .rank = 1, .world = 2, .comm_id = COMM_ID},
@@ -440,12 +330,12 @@ START_TEST(only_a_larger_epoch_of_our_own_place_is_taken) {
     };
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         struct control_message message = {.kind = MESSAGE_KIND_WELCOME, .welcome = wrong[i]};
-        send_message(control, &message);
+        say(&message);
     }
     ours.epoch = 9;
     struct control_message message = {.kind = MESSAGE_KIND_WELCOME, .welcome = ours};
-    send_message(control, &message);
-    await_kind(control, MESSAGE_KIND_HEARTBEAT);
+    say(&message);
+    await_kind(MESSAGE_KIND_HEARTBEAT);
     static uint8_t frame[FRAME_BYTES];
     uint32_t kind = 0;
     size_t byte_count = 0;
@@ -457,8 +347,6 @@ START_TEST(only_a_larger_epoch_of_our_own_place_is_taken) {
     ck_assert_str_eq(welcome.comm_id, COMM_ID);
     ck_assert_int_eq(frame_queue_take(f->to_step, &kind, frame, &byte_count), STATUS_BUSY);
     end_link();
-    transport_close(plan);
-    transport_close(control);
 }
 END_TEST
 
@@ -484,36 +372,31 @@ START_TEST(an_abort_ends_what_waits_for_other_ranks) {
     ck_assert_int_eq(collective_create(&options, &f->options.collective, NULL), STATUS_OK);
     f->options.rank = 1;
     f->options.world = 2;
-    struct transport *plan = listen_on("plan");
-    struct transport *control = listen_on("control");
-    start_link();
-    await_word(control);
-    welcome_into(control, 5, 10000);
-    await_kind(control, MESSAGE_KIND_HEARTBEAT);
+    meet_link();
+    welcome_into(5, 10000);
+    await_kind(MESSAGE_KIND_HEARTBEAT);
     struct attaching attaching = {.collective = f->options.collective, .epoch = 5};
     pthread_t step;
     ck_assert_int_eq(pthread_create(&step, NULL, attach, &attaching), 0);
     // One of an epoch that we are not in says nothing.
     struct control_message abort = {.kind = MESSAGE_KIND_ABORT,
                                     .abort = {.epoch = 8, .reason = "too early"}};
-    send_message(control, &abort);
+    say(&abort);
     abort.abort = (struct message_abort){.epoch = 5, .reason = "rank 0 was lost"};
-    send_message(control, &abort);
+    say(&abort);
     pthread_join(step, NULL);
     ck_assert_int_eq(attaching.status, STATUS_CANCELLED);
     ck_assert(!launch_gate_pass(&f->gate, 5));
     ck_assert(launch_gate_pass(&f->gate, 6));
     // So does a welcome into the next epoch, where the abort was lost.
-    welcome_into(control, 6, 10000);
+    welcome_into(6, 10000);
     attaching.epoch = 6;
     ck_assert_int_eq(pthread_create(&step, NULL, attach, &attaching), 0);
-    welcome_into(control, 7, 10000);
+    welcome_into(7, 10000);
     pthread_join(step, NULL);
     ck_assert_int_eq(attaching.status, STATUS_CANCELLED);
     end_link();
     collective_destroy(f->options.collective);
-    transport_close(plan);
-    transport_close(control);
 }
 END_TEST
 
@@ -530,23 +413,11 @@ static _Atomic uint32_t refusals;    // of the queue, in a row
 
 static void put_surely(enum link_frame kind, const void *bytes, size_t byte_count) {
     enum status status = STATUS_BUSY;
-    for (int i = 0; i < TURNS_MAX && status == STATUS_BUSY; i++) {
+    for (int i = 0; i < FAKE_TURNS_MAX && status == STATUS_BUSY; i++) {
         status = frame_queue_put(f->from_step, kind, bytes, byte_count);
         refusals = status == STATUS_BUSY ? refusals + 1 : 0;
         if (status == STATUS_BUSY) {
-            nap();
-        }
-    }
-    ck_assert_int_eq(status, STATUS_OK);
-}
-
-static void receive_surely(struct transport *channel, struct buf *in) {
-    char peer[TRANSPORT_PEER_BYTES] = "";
-    enum status status = STATUS_BUSY;
-    for (int i = 0; i < TURNS_MAX && status == STATUS_BUSY; i++) {
-        status = transport_receive(channel, in, peer);
-        if (status == STATUS_BUSY) {
-            nap();
+            fake_nap();
         }
     }
     ck_assert_int_eq(status, STATUS_OK);
@@ -554,26 +425,21 @@ static void receive_surely(struct transport *channel, struct buf *in) {
 
 // The controller takes whoever sent a capacity report for somebody who can be sent plans.
 START_TEST(a_capacity_report_waits_for_the_plan_channel) {
-    struct transport *control = listen_on("control");
+    fake_controller_listen_control(c);
     start_link();
-    await_word(control);
+    fake_controller_receive(c, c->control);
     for (int i = 0; i < FLOOD; i++) {    // nobody reads these: the control channel is full
         put_surely(LINK_FRAME_PROGRESS, "progress", 8);
     }
     put_surely(LINK_FRAME_CAPACITY, "capacity", 8);
     put_surely(LINK_FRAME_RESULT, "result", 6);
-    struct transport *plan = listen_on("plan");
-    struct buf in;
-    buf_init(&in, FRAME_BYTES);
-    receive_surely(plan, &in);
-    ck_assert_str_eq(buf_cstr(&in), "capacity");
-    receive_surely(plan, &in);
-    ck_assert_str_eq(buf_cstr(&in), "result");
-    ck_assert_int_eq(transport_send(plan, f->peer, "plan", 4), STATUS_OK);
+    fake_controller_listen(c);
+    fake_controller_receive(c, c->plan);
+    ck_assert_str_eq(buf_cstr(&c->in), "capacity");
+    fake_controller_receive(c, c->plan);
+    ck_assert_str_eq(buf_cstr(&c->in), "result");
+    ck_assert_int_eq(transport_send(c->plan, c->peer, "plan", 4), STATUS_OK);
     end_link();
-    buf_deinit(&in);
-    transport_close(plan);
-    transport_close(control);
 }
 END_TEST
 
@@ -591,29 +457,21 @@ static void *put_results(void *arg) {
 }
 
 START_TEST(a_slow_controller_gets_every_result_in_order) {
-    struct transport *plan = listen_on("plan");
-    struct transport *control = listen_on("control");
-    start_link();
-    await_word(control);
+    meet_link();
     pthread_t step;
     ck_assert_int_eq(pthread_create(&step, NULL, put_results, NULL), 0);
     // The step thread stands still, and with it the link's queue, before anything is read.
-    for (int i = 0; i < TURNS_MAX && refusals < STANDSTILL; i++) {
-        nap();
+    for (int i = 0; i < FAKE_TURNS_MAX && refusals < STANDSTILL; i++) {
+        fake_nap();
     }
     ck_assert_uint_ge(refusals, STANDSTILL);
-    struct buf in;
-    buf_init(&in, FRAME_BYTES);
     for (uint32_t i = 0; i < SLOW_RESULTS; i++) {
-        receive_surely(plan, &in);
-        ck_assert_uint_eq(in.bytes_used, SLOW_BYTES);
-        ck_assert_int_eq(memcmp(in.data, &i, sizeof i), 0);
+        fake_controller_receive(c, c->plan);
+        ck_assert_uint_eq(c->in.bytes_used, SLOW_BYTES);
+        ck_assert_int_eq(memcmp(c->in.data, &i, sizeof i), 0);
     }
     pthread_join(step, NULL);
     end_link();
-    buf_deinit(&in);
-    transport_close(plan);
-    transport_close(control);
 }
 END_TEST
 
@@ -621,48 +479,38 @@ END_TEST
 
 // The welcome is never taken: times a fiftieth.
 START_TEST(a_step_thread_that_takes_no_welcome_ends_the_link) {
-    struct transport *plan = listen_on("plan");
-    struct transport *control = listen_on("control");
     f->options.timer_scale = 0.02;
     f->options.silence_us = 20 * 1000 * 1000;
     f->progress.started = true;
-    start_link();
-    await_word(control);
-    welcome_into(control, 5, 60000);
+    meet_link();
+    welcome_into(5, 60000);
     pthread_join(f->thread, NULL);
     ck_assert_int_eq(f->status, STATUS_TIMEOUT);
-    await_kind(control, MESSAGE_KIND_GOODBYE);
-    transport_close(plan);
-    transport_close(control);
+    await_kind(MESSAGE_KIND_GOODBYE);
 }
 END_TEST
 
 START_TEST(turns_are_counted_once_the_start_is_over) {
-    struct transport *plan = listen_on("plan");
-    struct transport *control = listen_on("control");
     f->options.watch = &f->watch;
-    start_link();
-    await_word(control);
-    welcome_into(control, 5, 60000);
-    await_kind(control, MESSAGE_KIND_HEARTBEAT);
+    meet_link();
+    welcome_into(5, 60000);
+    await_kind(MESSAGE_KIND_HEARTBEAT);
     ck_assert_uint_eq(f->watch.turns, 0);
     ck_assert_uint_eq(f->watch.patience_us, 0);
     f->progress.epoch = 5;
     f->progress.started = true;
-    await_kind(control, MESSAGE_KIND_HEARTBEAT);
-    await_kind(control, MESSAGE_KIND_HEARTBEAT);
+    await_kind(MESSAGE_KIND_HEARTBEAT);
+    await_kind(MESSAGE_KIND_HEARTBEAT);
     ck_assert_uint_gt(f->watch.turns, 0);
     ck_assert_uint_eq(f->watch.patience_us, HOLDER_PATIENCE_IDLE_US);
     const uint8_t plan_bytes[64] = {0};
-    send_surely(plan, plan_bytes, sizeof plan_bytes);
-    for (int i = 0; i < TURNS_MAX && f->watch.patience_us != HOLDER_PATIENCE_US; i++) {
-        nap();
+    fake_controller_send(c->plan, c->peer, plan_bytes, sizeof plan_bytes);
+    for (int i = 0; i < FAKE_TURNS_MAX && f->watch.patience_us != HOLDER_PATIENCE_US; i++) {
+        fake_nap();
     }
     ck_assert_uint_eq(f->watch.patience_us, HOLDER_PATIENCE_US);
     end_link();
     ck_assert_uint_eq(f->watch.patience_us, 0);    // leaving takes as long as it takes
-    transport_close(plan);
-    transport_close(control);
 }
 END_TEST
 
