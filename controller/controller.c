@@ -47,6 +47,18 @@ static void want_resync(struct controller *c, struct worker_id group) {
     c->resync[group.value] = true;
 }
 
+static void say_given_up(const struct core_action *action) {
+    uint32_t group = action->resync.worker.value;
+    log_warn("controller", "epoch given up group=%u cause=%s late_ranks=0x%x", group,
+             stats_epoch_end_name(action->resync.why), action->resync.missing);
+    if (action->resync.doubted) {
+        log_error("controller",
+                  "ranks of group %u answered differently twice within an hour: it gets only what "
+                  "no other group can serve; look for a faulty device or unlike builds",
+                  group);
+    }
+}
+
 static void on_action(void *ctx, const struct core_action *action) {
     struct controller *c = ctx;
     uint64_t now_us = c->tick_us;
@@ -68,9 +80,15 @@ static void on_action(void *ctx, const struct core_action *action) {
         }
         break;
     case CORE_ACTION_RESYNC:
-        log_warn("controller", "epoch given up group=%u late_ranks=0x%x",
-                 action->resync.worker.value, action->resync.missing);
+        say_given_up(action);
         want_resync(c, action->resync.worker);
+        break;
+    case CORE_ACTION_RECOVERED:
+        log_info("controller", "group is back group=%u after_ms=%.0f cause=%s kv=%s",
+                 action->recovered.worker.value, (double)action->recovered.away_us / 1000,
+                 stats_epoch_end_name(action->recovered.why),
+                 action->recovered.kv_kept ? "kept" : "lost");
+        stats_recovered(c->stats, action->recovered.why, action->recovered.away_us);
         break;
     case CORE_ACTION_RESIZED:
         controller_operator_resized(c, action);

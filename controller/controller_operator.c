@@ -66,6 +66,13 @@ static const char *state_name(const struct controller *c, const struct core_gaug
     return c->announced ? "recovering" : "loading";
 }
 
+static bool is_doubted(void *ctx, uint32_t group) {
+    const struct controller *c = ctx;
+    struct core_gauges gauges;
+    core_group_gauges(c->core, group, clock_monotonic_us(), &gauges);
+    return gauges.doubted;
+}
+
 static void describe_worker(void *ctx, uint32_t group, uint32_t rank, struct status_worker *out) {
     struct controller *c = ctx;
     struct worker_link_member member;
@@ -108,6 +115,7 @@ static void on_status(void *ctx, struct buf *out) {
         .world = (uint32_t)config_int(c->config, OPTION_TENSOR_PARALLEL_SIZE),
         .ctx = c,
         .worker = describe_worker,
+        .doubted = is_doubted,
     };
     status_json(&view, out);
 }

@@ -12,6 +12,7 @@
 
 static const double ttft_edges[] = {.02, .05, .1, .2, .35, .5, .75, 1,  1.5,
                                     2,   3,   5,  8,  13,  20, 35,  60, 120};
+static const double recovery_edges[] = {.01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 20, 60, 120};
 static const double itl_edges[] = {.004, .006, .008, .01, .0125, .015, .02, .025, .03,
                                    .04,  .05,  .075, .1,  .15,   .25,  .5,  1,    2.5};
 static const double e2e_edges[] = {.1,   .18,  .324, .583, 1.05, 1.89, 3.4, 6.12, 11,
@@ -57,6 +58,11 @@ static const char *const reject_names[REJECT_REASON_COUNT] = {
 
 enum nack { NACK_REFUSED, NACK_STATE, NACK_COUNT };
 static const char *const nack_names[NACK_COUNT] = {"refused", "state"};
+
+static const char *const epoch_end_names[EPOCH_END_COUNT] = {
+    [EPOCH_END_LOST] = "lost",     [EPOCH_END_LATE] = "late",         [EPOCH_END_STATE] = "state",
+    [EPOCH_END_BROKEN] = "broken", [EPOCH_END_DIVERGED] = "diverged",
+};
 
 enum step_kind { STEP_KIND_DECODE, STEP_KIND_MIXED, STEP_KIND_PREFILL, STEP_KIND_COUNT };
 static const char *const step_names[STEP_KIND_COUNT] = {"decode", "mixed", "prefill"};
@@ -137,6 +143,7 @@ struct stats {
     struct metric *prompt_tokens[REQUEST_CLASS_COUNT], *output_tokens[REQUEST_CLASS_COUNT];
     struct metric *step[STEP_KIND_COUNT], *rows[ROW_KIND_COUNT];
     struct metric *turn[STATS_PHASE_COUNT], *lag, *slow_turns, *ingress_pauses, *deferred;
+    struct metric *epochs_ended[EPOCH_END_COUNT], *recovery[EPOCH_END_COUNT], *mismatches;
     struct metric *plans, *plan_bytes, *plan_nacks[NACK_COUNT], *results_stale;
     struct metric *blocks[BLOCK_STATE_COUNT], *blocks_capacity, *capacity_tokens, *evictions,
         *moved;
@@ -331,6 +338,19 @@ static void add_engine(struct builder *builder) {
     stats->results_stale =
         add_one(builder, COUNTER("tare_results_stale_total", "Results of an epoch that is over."),
                 NULL, NULL);
+    add_each(builder,
+             COUNTER("tare_epoch_changes_total",
+                     "Epochs of groups that ended: a rank lost, a step late, states that differ, "
+                     "an answer that cannot be, ranks that diverged."),
+             "cause", epoch_end_names, EPOCH_END_COUNT, stats->epochs_ended);
+    add_each(builder,
+             HISTOGRAM("tare_recovery_seconds",
+                       "Time from the end of a group's epoch until it is ready again.",
+                       recovery_edges),
+             "cause", epoch_end_names, EPOCH_END_COUNT, stats->recovery);
+    stats->mismatches = add_one(
+        builder, COUNTER("tare_digest_mismatch_total", "Steps whose ranks answered differently."),
+        NULL, NULL);
     add_each(builder, GAUGE("tare_kv_blocks", "KV blocks by state."), "state", block_names,
              BLOCK_STATE_COUNT, stats->blocks);
     stats->blocks_capacity =
@@ -544,6 +564,14 @@ void stats_prefill(struct stats *stats, enum request_class class_, uint64_t us) 
     observe_both(stats, stats->prefill[class_], stats->compat.prefill, seconds(us));
 }
 
+void stats_recovered(struct stats *stats, enum epoch_end why, uint64_t us) {
+    metric_observe(stats->recovery[why], seconds(us));
+}
+
+const char *stats_epoch_end_name(enum epoch_end why) {
+    return epoch_end_names[why];
+}
+
 void stats_sequence_done(struct stats *stats, const struct stats_sequence *sequence) {
     enum request_class class_ = sequence->class_;
     uint64_t decode_us = sequence->e2e_us - sequence->ttft_us;
@@ -637,6 +665,10 @@ static void copy_counters(struct stats *stats, const struct core_counters *count
     metric_set_total(stats->tokens[TOKEN_KIND_RECOMPUTED], counters->tokens_recomputed);
     metric_set_total(stats->plan_nacks[NACK_REFUSED], counters->plan_refusals);
     metric_set_total(stats->plan_nacks[NACK_STATE], counters->resyncs);
+    for (uint32_t i = 0; i < EPOCH_END_COUNT; i++) {
+        metric_set_total(stats->epochs_ended[i], counters->epochs_ended[i]);
+    }
+    metric_set_total(stats->mismatches, counters->epochs_ended[EPOCH_END_DIVERGED]);
     metric_set_total(stats->results_stale, counters->results_stale);
     metric_set_total(stats->evictions, counters->preemptions);
     metric_set_total(stats->moved, counters->kv_blocks_moved);

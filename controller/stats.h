@@ -44,6 +44,9 @@ void stats_itl(struct stats *stats, enum request_class class_, uint64_t us);
 void stats_queue(struct stats *stats, enum request_class class_, uint64_t us);
 void stats_prefill(struct stats *stats, enum request_class class_, uint64_t us);
 
+void stats_recovered(struct stats *stats, enum epoch_end why, uint64_t us);    // a group is back
+const char *stats_epoch_end_name(enum epoch_end why);    // as logs and labels have it
+
 // One sequence has ended with at least one token.
 struct stats_sequence {
     enum request_class class_;

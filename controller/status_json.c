@@ -130,7 +130,8 @@ static void write_groups(const struct status_view *view, struct buf *out) {
             write_place(r, &worker, out);
         }
         buf_append_str(out, "],");
-        put_text(out, "state", ready ? "ready" : "forming");
+        const char *served = view->doubted(view->ctx, g) ? "doubted" : "ready";
+        put_text(out, "state", ready ? served : "forming");
         close_object(out, "}");
     }
     buf_append_str(out, "],");

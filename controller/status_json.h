@@ -36,6 +36,7 @@ struct status_view {
     uint32_t groups, world;
     void *ctx;
     void (*worker)(void *ctx, uint32_t group, uint32_t rank, struct status_worker *out);
+    bool (*doubted)(void *ctx, uint32_t group);    // its ranks diverge too often
 };
 
 void status_json(const struct status_view *view, struct buf *out);

@@ -185,13 +185,15 @@ static double placement_us(const struct core *core, const struct group *group,
     return us + full * full * prediction_alone_us(group, request->known);
 }
 
-// The ready group with the least cost, of those where it fits; NULL when there is none.
-static struct group *choose_group(struct core *core, struct request *request) {
+// The ready group with the least cost, of those where it fits and that are `doubted` or not; NULL
+// when there is none.
+static struct group *cheapest_group(struct core *core, struct request *request, bool doubted) {
     struct group *best = NULL;
     double best_us = 0;
     for (uint32_t i = 0; i < core->config.groups_max; i++) {
         struct group *group = &core->groups[i];
-        if (!group->ready || scheduler_misfit(group->scheduler, request)) {
+        if (!group->ready || group_is_doubted(group, core->now_us) != doubted ||
+            scheduler_misfit(group->scheduler, request)) {
             continue;
         }
         if (core->config.groups_max == 1) {
@@ -206,6 +208,12 @@ static struct group *choose_group(struct core *core, struct request *request) {
         }
     }
     return best;
+}
+
+// A doubted group serves only what no other can.
+static struct group *choose_group(struct core *core, struct request *request) {
+    struct group *group = cheapest_group(core, request, false);
+    return group != NULL ? group : cheapest_group(core, request, true);
 }
 
 bool core_is_ready(const struct core *core) {
@@ -452,6 +460,7 @@ static void add_gauges(const struct group *group, uint64_t now_us, struct core_g
     out->kv_blocks_cached += kv_blocks_cached(group->blocks);
     out->kv_resizing = out->kv_resizing || scheduler_resizing(group->scheduler);
     out->ready = out->ready || group->ready;
+    out->doubted = out->doubted || group_is_doubted(group, now_us);
     uint64_t overdue_us = group_overdue_us(group, now_us);
     out->step_overdue_us = overdue_us > out->step_overdue_us ? overdue_us : out->step_overdue_us;
 }

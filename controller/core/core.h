@@ -115,13 +115,24 @@ struct core_input {
 
 enum core_action_kind {
     CORE_ACTION_SEND_PLAN,
-    CORE_ACTION_ADMITTED,    // left the waiting line for the first time
-    CORE_ACTION_TOKEN,       // one generated token, or one scored prompt position
-    CORE_ACTION_FINISHED,    // terminal
-    CORE_ACTION_REJECTED,    // terminal: never started, at arrival or while it waited
-    CORE_ACTION_DRAINED,     // nothing is left after DRAIN or ABORT_ALL
-    CORE_ACTION_RESYNC,      // the worker's state is not ours: give it a new epoch
-    CORE_ACTION_RESIZED,     // a resize of the KV pool has ended, one for each input
+    CORE_ACTION_ADMITTED,     // left the waiting line for the first time
+    CORE_ACTION_TOKEN,        // one generated token, or one scored prompt position
+    CORE_ACTION_FINISHED,     // terminal
+    CORE_ACTION_REJECTED,     // terminal: never started, at arrival or while it waited
+    CORE_ACTION_DRAINED,      // nothing is left after DRAIN or ABORT_ALL
+    CORE_ACTION_RESYNC,       // the group's epoch is over: give its workers a new one
+    CORE_ACTION_RECOVERED,    // a group that was lost is back
+    CORE_ACTION_RESIZED,      // a resize of the KV pool has ended, one for each input
+};
+
+// Why an epoch of a group was over.
+enum epoch_end {
+    EPOCH_END_LOST,        // a rank died, left or fell silent
+    EPOCH_END_LATE,        // a step got no answer in time
+    EPOCH_END_STATE,       // plans or answers were missed, or slots are not the same on both sides
+    EPOCH_END_BROKEN,      // an answer that cannot be
+    EPOCH_END_DIVERGED,    // ranks answered differently
+    EPOCH_END_COUNT,
 };
 
 enum resize_outcome {
@@ -165,8 +176,16 @@ struct core_action {
         } send;
         struct {
             struct worker_id worker;
+            enum epoch_end why;
             uint32_t missing;    // ranks whose answer is late, one bit each; 0: all have answered
+            bool doubted;        // its ranks diverge too often: others serve while there are some
         } resync;
+        struct {
+            struct worker_id worker;
+            enum epoch_end why;
+            bool kv_kept;
+            uint64_t away_us;
+        } recovered;
         struct {
             struct request_id id;
             enum request_class class_;
@@ -252,10 +271,10 @@ struct core_counters {
     uint64_t requests_rejected[REQUEST_CLASS_COUNT][REJECT_REASON_COUNT];
     uint64_t tokens_prompt_computed, tokens_prompt_cached, tokens_generated, tokens_recomputed;
     uint64_t plans, results_stale;
-    uint64_t plan_refusals;          // plans that a worker refused; their work was planned again
-    uint64_t resyncs;                // epochs that ended because the two sides' states differed
-    uint64_t divergences;            // answers of ranks that differed
-    uint64_t losses, losses_kept;    // groups lost, and of those that came back, with their KV
+    uint64_t plan_refusals;    // plans that a worker refused; their work was planned again
+    uint64_t resyncs;          // epochs that ended because the two sides' states differed
+    uint64_t epochs_ended[EPOCH_END_COUNT];    // of groups that were ready
+    uint64_t losses_kept;                      // groups that came back with their KV
     uint64_t preemptions;
     uint64_t kv_blocks_moved;                // for a shrinking pool
     uint64_t prefix_queries, prefix_hits;    // prompt tokens of admissions, and those found
@@ -271,6 +290,7 @@ struct core_gauges {
     uint64_t queue_oldest_us;    // age of the oldest waiting request
     bool ready;                  // a worker is there and steps make progress
     bool draining;
+    bool doubted;                // a group's ranks diverged twice within an hour
     uint64_t step_overdue_us;    // > 0: the outstanding step is past its deadline
 };
 

@@ -104,17 +104,30 @@ static void count_losses(struct core *core, struct group *g) {
     }
 }
 
-// `keep`: nothing says that its KV is wrong, so that it may come back with it.
-static void lose_worker(struct core *core, struct group *g, bool keep) {
+bool group_is_doubted(const struct group *g, uint64_t now_us) {
+    return g->diverged_us[0] != 0 && now_us - g->diverged_us[0] < BOUND_DOUBT_US;
+}
+
+// Of ranks that diverged no KV is used again, nor after an answer that cannot be.
+static bool is_kv_sound(enum epoch_end why) {
+    return why == EPOCH_END_LOST || why == EPOCH_END_LATE || why == EPOCH_END_STATE;
+}
+
+static void lose_worker(struct core *core, struct group *g, enum epoch_end why) {
     if (!g->ready) {
         return;
     }
     g->ready = false;
     forget_plans(g, 1);
     g->away_since_us = core->now_us;
-    core->counters.losses++;
+    g->lost_why = why;
+    core->counters.epochs_ended[why]++;
+    if (why == EPOCH_END_DIVERGED) {
+        g->diverged_us[0] = g->diverged_us[1];
+        g->diverged_us[1] = core->now_us;
+    }
     count_losses(core, g);
-    g->suspended = keep && scheduler_suspend(g->scheduler);
+    g->suspended = is_kv_sound(why) && scheduler_suspend(g->scheduler);
     if (!g->suspended) {
         drop_running(core, g);
     }
@@ -122,17 +135,27 @@ static void lose_worker(struct core *core, struct group *g, bool keep) {
 }
 
 void group_take_lost(struct core *core, struct group *g) {
-    lose_worker(core, g, true);
+    lose_worker(core, g, EPOCH_END_LOST);
 }
 
 // A new epoch, in which the worker is told everything anew.
-static void resync(struct core *core, struct group *g, bool keep) {
+static void resync(struct core *core, struct group *g, enum epoch_end why) {
     struct core_action action = {
         .kind = CORE_ACTION_RESYNC,
-        .resync = {.worker = g->worker, .missing = rank_answers_missing(g->answers)}};
+        .resync = {.worker = g->worker, .why = why, .missing = rank_answers_missing(g->answers)}};
     core->counters.resyncs++;
-    lose_worker(core, g, keep);
+    lose_worker(core, g, why);
+    action.resync.doubted = group_is_doubted(g, core->now_us);
     core_act(core, &action);
+}
+
+static void tell_recovered(struct core *core, const struct group *g, bool kv_kept) {
+    core_act(core,
+             &(struct core_action){.kind = CORE_ACTION_RECOVERED,
+                                   .recovered = {.worker = g->worker,
+                                                 .why = g->lost_why,
+                                                 .kv_kept = kv_kept,
+                                                 .away_us = core->now_us - g->away_since_us}});
 }
 
 // The worker's answer to a resize: what the pool has now.
@@ -147,7 +170,7 @@ static void take_pool(struct core *core, struct group *g, const struct message_c
     g->limits.kv_blocks = after;
     g->answered_us = core->now_us;    // the plan behind the resize begins only now
     if (!scheduler_set_pool(g->scheduler, after)) {
-        resync(core, g, false);    // it gave away blocks that are in use
+        resync(core, g, EPOCH_END_BROKEN);    // it gave away blocks that are in use
         return;
     }
     if (!resizing) {
@@ -261,8 +284,9 @@ void group_take_ready(struct core *core, struct group *g, const struct core_inpu
         return;    // an old report
     }
     if (g->ready) {
-        lose_worker(core, g, true);
+        lose_worker(core, g, EPOCH_END_LOST);
     }
+    bool again = g->epoch != 0;
     bool kept = g->suspended && input->ready.kv_kept && is_same_shape(core, g, capacity);
     if (g->suspended && !kept) {
         drop_running(core, g);
@@ -293,6 +317,9 @@ void group_take_ready(struct core *core, struct group *g, const struct core_inpu
         scheduler_resume(g->scheduler);
     } else {
         scheduler_start(g->scheduler, &g->capacity);
+    }
+    if (again) {
+        tell_recovered(core, g, kept);
     }
     place_waiting(core, g, vocabulary);
 }
@@ -422,7 +449,7 @@ static void take_refusal(struct core *core, struct group *g) {
     bool state =
         refusal == SCHEDULER_REFUSAL_STATE || (refusal == SCHEDULER_REFUSAL_GUILTY && g->condemned);
     if (state) {
-        resync(core, g, true);
+        resync(core, g, EPOCH_END_STATE);
         return;
     }
     g->base_seq = g->refused_base;
@@ -445,7 +472,7 @@ static void pop_oldest(struct core *core, struct group *g) {
 // While plans behind a refused one are waited for, their answers say that they were not done.
 static void take_undone(struct core *core, struct group *g, const struct step_result *result) {
     if (result->status == RESULT_STATUS_OK || result->status == RESULT_STATUS_FAULT) {
-        resync(core, g, false);
+        resync(core, g, EPOCH_END_BROKEN);
         return;
     }
     pop_oldest(core, g);
@@ -468,11 +495,11 @@ static void take_answer(struct core *core, struct group *g, const struct step_re
         return;
     }
     if (result->status != RESULT_STATUS_OK) {
-        resync(core, g, true);    // a plan or a peer was lost on the way
+        resync(core, g, EPOCH_END_STATE);    // a plan or a peer was lost on the way
         return;
     }
     if (!result_fits(core, g, result)) {
-        resync(core, g, false);
+        resync(core, g, EPOCH_END_BROKEN);
         return;
     }
     struct outstanding done = *plan;
@@ -503,13 +530,12 @@ void group_take_result(struct core *core, struct group *g, uint32_t rank,
     }
     if (result_validate(result, &g->limits, NULL) != STATUS_OK ||
         result->row_count > core->config.step_tokens_max + core->config.seqs_max) {
-        resync(core, g, false);
+        resync(core, g, EPOCH_END_BROKEN);
         return;
     }
     enum rank_verdict verdict = rank_answers_take(g->answers, rank, result);
     if (verdict != RANK_VERDICT_FINE) {
-        core->counters.divergences += verdict == RANK_VERDICT_PARTED ? 1 : 0;
-        resync(core, g, verdict == RANK_VERDICT_BROKEN);
+        resync(core, g, verdict == RANK_VERDICT_PARTED ? EPOCH_END_DIVERGED : EPOCH_END_STATE);
         return;
     }
     const struct step_result *answer;
@@ -651,7 +677,7 @@ void group_finish_running(struct core *core, struct group *g, enum finish_reason
 void group_turn(struct core *core, struct group *g) {
     if (is_step_lost(g, core->now_us)) {
         g->late_losses = u32_min(g->late_losses + 1, BOUND_STEP_LOST_DOUBLINGS);
-        resync(core, g, true);
+        resync(core, g, EPOCH_END_LATE);
     }
     if (g->suspended && core->now_us - g->away_since_us > BOUND_KV_AWAY_US && core_is_ready(core)) {
         drop_running(core, g);

@@ -44,7 +44,9 @@ struct group {
     bool learnt;       // a step was answered: predictions mean something
     uint32_t late_losses;      // by a step without an answer, since one was answered
     uint64_t away_since_us;    // when the worker was lost, while !ready
-    bool suspended;            // those who ran keep slots and blocks until it is back, while !ready
+    enum epoch_end lost_why;
+    uint64_t diverged_us[2];    // the last two times, the older one first; 0: never
+    bool suspended;    // those who ran keep slots and blocks until it is back, while !ready
     // The pace at which sequences end while others wait for their slots.
     double us_per_end;        // smoothed
     uint32_t ended_behind;    // so many were seen
@@ -107,5 +109,7 @@ void group_finish_running(struct core *core, struct group *group, enum finish_re
 // Overdue steps, workers that stay away, and the next plans.
 void group_turn(struct core *core, struct group *group);
 uint64_t group_overdue_us(const struct group *group, uint64_t now_us);
+// Its ranks diverged twice within an hour: requests go elsewhere while they can (serving.md 4.1).
+bool group_is_doubted(const struct group *group, uint64_t now_us);
 
 #endif

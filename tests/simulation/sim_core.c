@@ -235,6 +235,8 @@ static void act(void *ctx, const struct core_action *action) {
     case CORE_ACTION_RESYNC:
         to->resync(to->ctx, action->resync.worker.value);
         break;
+    case CORE_ACTION_RECOVERED:
+        break;
     case CORE_ACTION_RESIZED:
         to->resized(to->ctx, action->resized.after);
         break;
@@ -252,6 +254,10 @@ void sim_core_tick(struct sim_core *core, uint64_t now_us) {
 static void fill_state(const struct sim_core *core, const struct core_gauges *gauges,
                        struct sim_core_state *out) {
     const struct core_counters *counters = core_counters(core->core);
+    uint64_t losses = 0;
+    for (uint32_t why = 0; why < EPOCH_END_COUNT; why++) {
+        losses += counters->epochs_ended[why];
+    }
     *out = (struct sim_core_state){
         .queued = gauges->queued,
         .prefilling = gauges->prefilling,
@@ -270,8 +276,8 @@ static void fill_state(const struct sim_core *core, const struct core_gauges *ga
         .preemptions = counters->preemptions,
         .refusals = counters->plan_refusals,
         .resyncs = counters->resyncs,
-        .divergences = counters->divergences,
-        .losses = counters->losses,
+        .divergences = counters->epochs_ended[EPOCH_END_DIVERGED],
+        .losses = losses,
         .losses_kept = counters->losses_kept,
         .prefix_queries = counters->prefix_queries,
         .prefix_hits = counters->prefix_hits,

@@ -56,7 +56,15 @@ static void describe(void *ctx, uint32_t group, uint32_t rank, struct status_wor
                                      .kv_blocks = 100 + rank};
 }
 
+static uint32_t doubted_group;
+
+static bool is_doubted(void *ctx, uint32_t group) {
+    ck_assert_ptr_eq(ctx, &stats);
+    return group == doubted_group;
+}
+
 static void set_up(void) {
+    doubted_group = UINT32_MAX;
     stats = (struct stats_view){.gauges = &gauges,
                                 .capacity = &capacity,
                                 .heartbeat = &heartbeat,
@@ -72,7 +80,8 @@ static void set_up(void) {
                                 .groups = 2,
                                 .world = 2,
                                 .ctx = &stats,
-                                .worker = describe};
+                                .worker = describe,
+                                .doubted = is_doubted};
     buf_init(&out, 1 << 16);
 }
 
@@ -176,6 +185,14 @@ START_TEST(a_buffer_that_is_too_small_says_so_at_every_size) {
 }
 END_TEST
 
+START_TEST(a_group_whose_ranks_diverge_is_shown_as_doubted) {
+    doubted_group = 0;
+    const struct json *groups = json_get(write_and_read(), "groups");
+    expect_text(json_at(groups, 0), "state", "doubted");
+    expect_text(json_at(groups, 1), "state", "forming");
+}
+END_TEST
+
 START_TEST(every_place_of_every_group_is_shown) {
     const struct json *groups = json_get(write_and_read(), "groups");
     ck_assert_uint_eq(json_count(groups), 2);
@@ -207,6 +224,7 @@ Suite *suite_status_json(void) {
     tcase_add_test(tc, without_a_worker_none_is_shown);
     tcase_add_test(tc, a_buffer_that_is_too_small_says_so_at_every_size);
     tcase_add_test(tc, every_place_of_every_group_is_shown);
+    tcase_add_test(tc, a_group_whose_ranks_diverge_is_shown_as_doubted);
     suite_add_tcase(suite, tc);
     return suite;
 }

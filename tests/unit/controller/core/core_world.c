@@ -130,6 +130,11 @@ static void on_action(void *ctx, const struct core_action *action) {
     case CORE_ACTION_RESYNC:
         w->resync = true;
         w->missing = action->resync.missing;
+        w->doubted = action->resync.doubted;
+        break;
+    case CORE_ACTION_RECOVERED:
+        w->recovered++;
+        w->recovery = *action;
         break;
     case CORE_ACTION_RESIZED:
         w->told_resizes++;

@@ -79,8 +79,11 @@ struct world {
     uint32_t asked_resizes, told_resizes;
     struct core_action resized;    // the last
     char note[64];
-    bool loses;          // random events include lost workers
-    bool keeps;          // some of which come back with their KV
+    bool loses;    // random events include lost workers
+    bool keeps;    // some of which come back with their KV
+    bool doubted;
+    uint32_t recovered;
+    struct core_action recovery;
     uint32_t missing;    // ranks that the last resync named
     uint64_t salt;
     bool drained;

@@ -80,6 +80,64 @@ START_TEST(equal_requests_are_spread_evenly) {
 }
 END_TEST
 
+static bool is_doubted(const struct world *w, uint32_t group) {
+    struct core_gauges gauges;
+    core_group_gauges(w->core, group, w->now_us, &gauges);
+    return gauges.doubted;
+}
+
+static void until_the_first_group_works(struct world *w) {
+    for (int i = 0; i < 20 && !w->lanes[0].plan_waits; i++) {
+        submit(w, arrive(w, 30, 10));
+    }
+    ck_assert(w->lanes[0].plan_waits);
+}
+
+static void first_group_diverges(struct world *w) {
+    until_the_first_group_works(w);
+    take_answer(w);
+    lane_rank_answer(w, 0, 0, 1);
+    lane_rank_answer(w, 0, 1, 2);
+    ck_assert(w->resync);
+    w->resync = false;
+    lane_back(w, 0);
+}
+
+START_TEST(ranks_that_diverge_twice_are_avoided_for_an_hour) {
+    struct world w;
+    world_init_with(&w, three_groups);
+    w.world = 2;
+    for (uint32_t i = 0; i < LANES; i++) {
+        lane_ready(&w, i);
+    }
+    first_group_diverges(&w);
+    ck_assert(!w.doubted && !is_doubted(&w, 0));
+    w.now_us += BOUND_DOUBT_US - 1000 * 1000;
+    first_group_diverges(&w);
+    ck_assert(w.doubted && is_doubted(&w, 0));
+    for (int i = 0; i < 12; i++) {
+        submit(&w, arrive(&w, 30, 10));
+        ck_assert(!w.lanes[0].plan_waits);
+    }
+    run_dry(&w);
+    // Without the others it serves all the same.
+    lane_lost(&w, 1);
+    lane_lost(&w, 2);
+    submit(&w, arrive(&w, 30, 10));
+    ck_assert(w.lanes[0].plan_waits);
+    lane_back(&w, 1);
+    lane_back(&w, 2);
+    run_dry(&w);
+    w.now_us += 1000 * 1000;
+    tick(&w, NULL);
+    ck_assert(!is_doubted(&w, 0));
+    until_the_first_group_works(&w);
+    run_dry(&w);
+    ck_assert_uint_eq(open_count(&w), 0);
+    world_deinit(&w);
+}
+END_TEST
+
 START_TEST(what_a_lost_group_had_goes_on_elsewhere) {
     struct world w;
     world_init_groups(&w);
@@ -124,6 +182,7 @@ Suite *suite_core_groups(void) {
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, a_request_goes_where_its_beginning_is);
     tcase_add_test(tc, equal_requests_are_spread_evenly);
+    tcase_add_test(tc, ranks_that_diverge_twice_are_avoided_for_an_hour);
     tcase_add_test(tc, what_a_lost_group_had_goes_on_elsewhere);
     suite_add_tcase(suite, tc);
     return suite;

@@ -35,8 +35,11 @@ START_TEST(what_was_computed_stays_computed) {
     ck_assert_uint_eq(w.finished[FINISH_REASON_LENGTH], 3);
     const struct core_counters *counters = core_counters(w.core);
     ck_assert_uint_eq(counters->tokens_recomputed, 0);
-    ck_assert_uint_eq(counters->losses, 1);
+    ck_assert_uint_eq(counters->epochs_ended[EPOCH_END_LOST], 1);
     ck_assert_uint_eq(counters->losses_kept, 1);
+    ck_assert_uint_eq(w.recovered, 1);
+    ck_assert(w.recovery.recovered.kv_kept);
+    ck_assert_int_eq(w.recovery.recovered.why, EPOCH_END_LOST);
     // The prompts' tokens once each, and of each sequence that ran at most the last one again.
     ck_assert_uint_ge(computed_prompt(&w), 78);
     ck_assert_uint_le(computed_prompt(&w), 78 + 3);
@@ -159,7 +162,7 @@ START_TEST(ranks_that_part_begin_a_new_epoch_without_their_kv) {
     lane_rank_answer(&w, 0, 1 - (uint32_t)_i, 2);
     ck_assert_uint_eq(client->received, 1);
     ck_assert(w.resync);
-    ck_assert_uint_eq(core_counters(w.core)->divergences, 1);
+    ck_assert_uint_eq(core_counters(w.core)->epochs_ended[EPOCH_END_DIVERGED], 1);
     ck_assert_uint_eq(core_counters(w.core)->tokens_recomputed, 10);
     lane_back(&w, 0);
     ck_assert_uint_eq(core_counters(w.core)->losses_kept, 0);
