@@ -162,9 +162,10 @@
 #define BOUND_AWAY_US (2u * 1000 * 1000)
 // Predicted time of a step behind which another plan may wait. Longer: plans go one by one.
 #define BOUND_PIPELINED_STEP_US (50u * 1000)
-// The deadline of a step is six times its predicted time, and never earlier; a first one's, which
-// nothing predicts.
+// The deadline of a step is six times its predicted time, and never earlier; of a group's first
+// one, where other groups have answered theirs; of the first of all, which nothing predicts.
 #define BOUND_STEP_DEADLINE_US (500u * 1000)
+#define BOUND_STEP_DEADLINE_NEW_US (3u * 1000 * 1000)
 #define BOUND_STEP_DEADLINE_FIRST_US (30u * 1000 * 1000)
 // A step past its deadline by so much has no result coming: a new epoch. After every such loss
 // without a step in between both are doubled, up to BOUND_STEP_LOST_DOUBLINGS times.
@@ -172,6 +173,8 @@
 #define BOUND_STEP_LOST_DOUBLINGS 4u
 // A group whose ranks diverged twice within this time is avoided until it has passed.
 #define BOUND_DOUBT_US (3600ull * 1000 * 1000)
+// As if its work began so much later.
+#define BOUND_DOUBTED_COST_US (2u * 1000 * 1000)
 // A lost group's requests keep their KV so long while another group could take them over.
 #define BOUND_KV_AWAY_US (3u * 1000 * 1000)
 // Mapping or unmapping of KV memory by a worker, which holds up its steps. Then the step is

@@ -53,8 +53,8 @@ static void say_given_up(const struct core_action *action) {
              stats_epoch_end_name(action->resync.why), action->resync.missing);
     if (action->resync.doubted) {
         log_error("controller",
-                  "ranks of group %u answered differently twice within an hour: it gets only what "
-                  "no other group can serve; look for a faulty device or unlike builds",
+                  "ranks of group %u answered differently twice within an hour: it gets requests "
+                  "only where other groups are late; look for a faulty device",
                   group);
     }
 }

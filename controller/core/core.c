@@ -181,19 +181,21 @@ static double placement_us(const struct core *core, const struct group *group,
     double filled = load.slots == 0 ? 1.0 : (double)load.running / load.slots;
     double held = load.blocks_total == 0 ? 1.0 : 1.0 - (double)load.blocks_free / load.blocks_total;
     double full = filled > held ? filled : held;
+    // Nothing wrong comes from a doubted one, but pauses do, and from one whose steps hang: it
+    // serves where others are late.
+    bool doubted = group_is_doubted(group, core->now_us) || group->late_losses > 1;
+    us += doubted ? BOUND_DOUBTED_COST_US : 0;
     // A full group makes it wait about as long as a prompt of its own length, over again.
     return us + full * full * prediction_alone_us(group, request->known);
 }
 
-// The ready group with the least cost, of those where it fits and that are `doubted` or not; NULL
-// when there is none.
-static struct group *cheapest_group(struct core *core, struct request *request, bool doubted) {
+// The ready group with the least cost, of those where it fits; NULL when there is none.
+static struct group *choose_group(struct core *core, struct request *request) {
     struct group *best = NULL;
     double best_us = 0;
     for (uint32_t i = 0; i < core->config.groups_max; i++) {
         struct group *group = &core->groups[i];
-        if (!group->ready || group_is_doubted(group, core->now_us) != doubted ||
-            scheduler_misfit(group->scheduler, request)) {
+        if (!group->ready || scheduler_misfit(group->scheduler, request)) {
             continue;
         }
         if (core->config.groups_max == 1) {
@@ -208,12 +210,6 @@ static struct group *cheapest_group(struct core *core, struct request *request, 
         }
     }
     return best;
-}
-
-// A doubted group serves only what no other can.
-static struct group *choose_group(struct core *core, struct request *request) {
-    struct group *group = cheapest_group(core, request, false);
-    return group != NULL ? group : cheapest_group(core, request, true);
 }
 
 bool core_is_ready(const struct core *core) {
@@ -443,7 +439,8 @@ const struct message_capacity *core_capacity(const struct core *core) {
     return NULL;
 }
 
-static void add_gauges(const struct group *group, uint64_t now_us, struct core_gauges *out) {
+static void add_gauges(const struct core *core, const struct group *group, uint64_t now_us,
+                       struct core_gauges *out) {
     struct scheduler_counts counts;
     scheduler_count(group->scheduler, &counts);
     struct scheduler_load load;
@@ -461,7 +458,7 @@ static void add_gauges(const struct group *group, uint64_t now_us, struct core_g
     out->kv_resizing = out->kv_resizing || scheduler_resizing(group->scheduler);
     out->ready = out->ready || group->ready;
     out->doubted = out->doubted || group_is_doubted(group, now_us);
-    uint64_t overdue_us = group_overdue_us(group, now_us);
+    uint64_t overdue_us = group_overdue_us(core, group, now_us);
     out->step_overdue_us = overdue_us > out->step_overdue_us ? overdue_us : out->step_overdue_us;
 }
 
@@ -485,14 +482,14 @@ void core_group_gauges(const struct core *core, uint32_t group, uint64_t now_us,
                        struct core_gauges *out) {
     INVARIANT(group < core->config.groups_max);
     *out = (struct core_gauges){.draining = core->draining};
-    add_gauges(&core->groups[group], now_us, out);
+    add_gauges(core, &core->groups[group], now_us, out);
     add_waiting(core, group, now_us, out);
 }
 
 void core_gauges(const struct core *core, uint64_t now_us, struct core_gauges *out) {
     *out = (struct core_gauges){.draining = core->draining};
     for (uint32_t i = 0; i < core->config.groups_max; i++) {
-        add_gauges(&core->groups[i], now_us, out);
+        add_gauges(core, &core->groups[i], now_us, out);
     }
     add_waiting(core, UINT32_MAX, now_us, out);
 }

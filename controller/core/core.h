@@ -178,7 +178,7 @@ struct core_action {
             struct worker_id worker;
             enum epoch_end why;
             uint32_t missing;    // ranks whose answer is late, one bit each; 0: all have answered
-            bool doubted;        // its ranks diverge too often: others serve while there are some
+            bool doubted;    // its ranks diverge too often: others serve while they are not late
         } resync;
         struct {
             struct worker_id worker;

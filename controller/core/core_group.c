@@ -120,6 +120,8 @@ static void lose_worker(struct core *core, struct group *g, enum epoch_end why) 
     g->ready = false;
     forget_plans(g, 1);
     g->away_since_us = core->now_us;
+    g->stuck_since_us = g->progressed ? core->now_us : g->stuck_since_us;
+    g->progressed = false;
     g->lost_why = why;
     core->counters.epochs_ended[why]++;
     if (why == EPOCH_END_DIVERGED) {
@@ -503,7 +505,11 @@ static void take_answer(struct core *core, struct group *g, const struct step_re
         return;
     }
     struct outstanding done = *plan;
-    g->learnt = g->learnt || done.rows > 0;
+    g->progressed = true;
+    if (done.rows > 0 && !g->learnt) {
+        g->learnt = true;
+        core->learnt = true;
+    }
     pop_oldest(core, g);
     g->late_losses = 0;
     g->condemned = g->condemned && done.rows == 0;
@@ -547,15 +553,19 @@ void group_take_result(struct core *core, struct group *g, uint32_t rank,
 }
 
 // How long the oldest plan is out, since it could begin, and how long it may be.
-static bool step_times(const struct group *g, uint64_t now_us, uint64_t *elapsed_us,
-                       uint64_t *allowed_us) {
+static bool step_times(const struct core *core, const struct group *g, uint64_t now_us,
+                       uint64_t *elapsed_us, uint64_t *allowed_us) {
     const struct outstanding *plan = oldest(g);
     if (plan == NULL) {
         return false;
     }
     uint64_t predicted = (uint64_t)(6.0 * plan->predicted_us);
-    // Without experience any step may take long: the first one of a large model, for example.
-    uint64_t floor_us = g->learnt ? BOUND_STEP_DEADLINE_US : BOUND_STEP_DEADLINE_FIRST_US;
+    // Without experience any step may take long: the first one of a large model, for example. What
+    // other groups do says something, but not all of it.
+    uint64_t floor_us = BOUND_STEP_DEADLINE_US;
+    if (!g->learnt) {
+        floor_us = core->learnt ? BOUND_STEP_DEADLINE_NEW_US : BOUND_STEP_DEADLINE_FIRST_US;
+    }
     if (scheduler_pool_answering(g->scheduler)) {
         floor_us = BOUND_RESIZE_US;
     }
@@ -566,17 +576,18 @@ static bool step_times(const struct group *g, uint64_t now_us, uint64_t *elapsed
     return true;
 }
 
-uint64_t group_overdue_us(const struct group *g, uint64_t now_us) {
+uint64_t group_overdue_us(const struct core *core, const struct group *g, uint64_t now_us) {
     uint64_t elapsed_us = 0, allowed_us = 0;
-    bool out = step_times(g, now_us, &elapsed_us, &allowed_us);
+    bool out = step_times(core, g, now_us, &elapsed_us, &allowed_us);
     return out && elapsed_us > allowed_us ? elapsed_us - allowed_us : 0;
 }
 
 // Its result will not come: a message was lost, or a rank hangs. Or it is slower than ever before,
 // which more patience finds out.
-static bool is_step_lost(const struct group *g, uint64_t now_us) {
+static bool is_step_lost(const struct core *core, const struct group *g) {
+    uint64_t now_us = core->now_us;
     uint64_t elapsed_us = 0, allowed_us = 0;
-    return step_times(g, now_us, &elapsed_us, &allowed_us) &&
+    return step_times(core, g, now_us, &elapsed_us, &allowed_us) &&
            elapsed_us > (allowed_us + BOUND_STEP_LOST_US) << g->late_losses;
 }
 
@@ -675,11 +686,13 @@ void group_finish_running(struct core *core, struct group *g, enum finish_reason
 }
 
 void group_turn(struct core *core, struct group *g) {
-    if (is_step_lost(g, core->now_us)) {
+    if (is_step_lost(core, g)) {
         g->late_losses = u32_min(g->late_losses + 1, BOUND_STEP_LOST_DOUBLINGS);
         resync(core, g, EPOCH_END_LATE);
     }
-    if (g->suspended && core->now_us - g->away_since_us > BOUND_KV_AWAY_US && core_is_ready(core)) {
+    // Also where it comes back again and again, and steps hang each time.
+    if (g->suspended && core->now_us - g->stuck_since_us > BOUND_KV_AWAY_US &&
+        core_is_ready(core)) {
         drop_running(core, g);
         place_stranded(core, g);
     }

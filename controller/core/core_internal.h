@@ -42,8 +42,10 @@ struct group {
     uint64_t refused_base;    // that it went on from
     bool condemned;    // a request was failed for a refused plan, and no row was computed since
     bool learnt;       // a step was answered: predictions mean something
-    uint32_t late_losses;      // by a step without an answer, since one was answered
-    uint64_t away_since_us;    // when the worker was lost, while !ready
+    uint32_t late_losses;       // by a step without an answer, since one was answered
+    uint64_t away_since_us;     // when the worker was lost, while !ready
+    bool progressed;            // a step was answered since it was last ready
+    uint64_t stuck_since_us;    // of the losses without such a step between them, the first
     enum epoch_end lost_why;
     uint64_t diverged_us[2];    // the last two times, the older one first; 0: never
     bool suspended;    // those who ran keep slots and blocks until it is back, while !ready
@@ -68,6 +70,7 @@ struct core {
     struct step_plan *plan;
     struct request **owners;    // [BOUND_RESULT_ROWS] of the result being taken
     struct core_counters counters;
+    bool learnt;             // some group has answered a step
     uint32_t scored_only;    // live requests that draw nothing
     bool draining;
     bool drained_told;
@@ -108,8 +111,8 @@ void group_take_resize(struct core *core, struct group *group, const struct core
 void group_finish_running(struct core *core, struct group *group, enum finish_reason reason);
 // Overdue steps, workers that stay away, and the next plans.
 void group_turn(struct core *core, struct group *group);
-uint64_t group_overdue_us(const struct group *group, uint64_t now_us);
-// Its ranks diverged twice within an hour: requests go elsewhere while they can (serving.md 4.1).
+uint64_t group_overdue_us(const struct core *core, const struct group *group, uint64_t now_us);
+// Its ranks diverged twice within an hour: requests go elsewhere where they are not late.
 bool group_is_doubted(const struct group *group, uint64_t now_us);
 
 #endif
