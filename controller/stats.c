@@ -251,7 +251,7 @@ static void add_journal(struct stats *stats, struct stats_builder *builder) {
                              NULL, NULL);
 }
 
-static void add_engine(struct stats *stats, struct stats_builder *builder) {
+static void add_turns(struct stats *stats, struct stats_builder *builder) {
     add_each(builder, HISTOGRAM("tare_step_seconds", "Time of a step on the worker.", step_edges),
              "kind", step_names, STEP_KIND_COUNT, stats->step);
     add_each(builder, HISTOGRAM("tare_step_rows", "Rows of a step.", row_edges), "kind", row_names,
@@ -276,6 +276,9 @@ static void add_engine(struct stats *stats, struct stats_builder *builder) {
                               COUNTER("tare_http_requests_deferred_total",
                                       "Requests that waited for the next turn of the loop."),
                               NULL, NULL);
+}
+
+static void add_plans(struct stats *stats, struct stats_builder *builder) {
     stats->plans =
         add_one(builder, COUNTER("tare_plans_total", "Step plans sent."), "form", "delta");
     stats->plan_bytes = add_one(
@@ -301,6 +304,9 @@ static void add_engine(struct stats *stats, struct stats_builder *builder) {
     stats->mismatches = add_one(
         builder, COUNTER("tare_digest_mismatch_total", "Steps whose ranks answered differently."),
         NULL, NULL);
+}
+
+static void add_blocks(struct stats *stats, struct stats_builder *builder) {
     add_each(builder, GAUGE("tare_kv_blocks", "KV blocks by state."), "state", block_names,
              BLOCK_STATE_COUNT, stats->blocks);
     stats->blocks_capacity =
@@ -373,7 +379,9 @@ enum status stats_create(const struct stats_config *config, struct stats **out, 
         add_infos(&builder, config);
         add_requests(stats, &builder);
         add_latencies(stats, &builder);
-        add_engine(stats, &builder);
+        add_turns(stats, &builder);
+        add_plans(stats, &builder);
+        add_blocks(stats, &builder);
         add_journal(stats, &builder);
         add_workers(stats, &builder);
     }
@@ -530,7 +538,7 @@ static void copy_counters(struct stats *stats, const struct core_counters *count
     metric_set_total(stats->tokens[TOKEN_KIND_GENERATED], counters->tokens_generated);
     metric_set_total(stats->tokens[TOKEN_KIND_RECOMPUTED], counters->tokens_recomputed);
     metric_set_total(stats->plan_nacks[NACK_REFUSED], counters->plan_refusals);
-    metric_set_total(stats->plan_nacks[NACK_STATE], counters->resyncs);
+    metric_set_total(stats->plan_nacks[NACK_STATE], counters->epochs_ended[EPOCH_END_STATE]);
     for (uint32_t i = 0; i < EPOCH_END_COUNT; i++) {
         metric_set_total(stats->epochs_ended[i], counters->epochs_ended[i]);
     }
