@@ -143,7 +143,6 @@ static void resync(struct core *core, struct group *g, enum epoch_end why) {
     struct core_action action = {
         .kind = CORE_ACTION_RESYNC,
         .resync = {.worker = g->worker, .why = why, .missing = rank_answers_missing(g->answers)}};
-    core->counters.resyncs++;
     lose_worker(core, g, why);
     action.resync.doubted = group_is_doubted(g, core->now_us);
     core_act(core, &action);
@@ -356,7 +355,8 @@ static uint32_t index_of(const struct core *core, const struct request *request)
 // One more token of the log. True when it is a stop token.
 static bool append_token(struct core *core, struct group *g, struct request *request,
                          const struct result_row *row) {
-    INVARIANT(row->position == request->known && request->known < request->len_max);
+    INVARIANT(row->position == request->known);
+    INVARIANT(request->known < request->len_max);
     scheduler_advance(g->scheduler, request, row->position);
     request->tokens[request->known++] = row->token;
     if ((request->known - request->prompt_count) % CHARGED_OUTPUTS == 0) {

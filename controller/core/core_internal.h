@@ -109,7 +109,7 @@ void group_finish_running(struct core *core, struct group *group, enum finish_re
 // Overdue steps, workers that stay away, and the next plans.
 void group_turn(struct core *core, struct group *group);
 uint64_t group_overdue_us(const struct group *group, uint64_t now_us);
-// Its ranks diverged twice within an hour: requests go elsewhere while they can (serving.md 4.1).
+// Its ranks diverged twice within an hour: requests go elsewhere while they can (serving.md 4.6).
 bool group_is_doubted(const struct group *group, uint64_t now_us);
 
 #endif
