@@ -535,7 +535,7 @@ void group_take_result(struct core *core, struct group *g, uint32_t rank,
     }
     enum rank_verdict verdict = rank_answers_take(g->answers, rank, result);
     if (verdict != RANK_VERDICT_FINE) {
-        resync(core, g, verdict == RANK_VERDICT_PARTED ? EPOCH_END_DIVERGED : EPOCH_END_STATE);
+        resync(core, g, verdict == RANK_VERDICT_DIVERGED ? EPOCH_END_DIVERGED : EPOCH_END_STATE);
         return;
     }
     const struct step_result *answer;
