@@ -171,9 +171,9 @@
 // without a step in between both are doubled, up to BOUND_STEP_LOST_DOUBLINGS times.
 #define BOUND_STEP_LOST_US (1000u * 1000)
 #define BOUND_STEP_LOST_DOUBLINGS 4u
-// A group whose ranks diverged twice within this time is avoided until it has passed.
+// A group whose ranks diverged twice within this time is doubted until it has passed since the
+// first of them: placing a request there costs so much more, as if it began later.
 #define BOUND_DOUBT_US (3600ull * 1000 * 1000)
-// As if its work began so much later.
 #define BOUND_DOUBTED_COST_US (2u * 1000 * 1000)
 // A lost group's requests keep their KV so long while another group could take them over.
 #define BOUND_KV_AWAY_US (3u * 1000 * 1000)

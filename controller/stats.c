@@ -3,10 +3,8 @@
 
 #include "common/bounds.h"
 #include "common/memory.h"
-#include <stdio.h>
+#include "controller/stats_internal.h"
 #include <string.h>
-
-#define COUNT_OF(array) ((uint32_t)(sizeof(array) / sizeof((array)[0])))
 
 // ---- bucket edges ------------------------------------------------------------------------------
 
@@ -26,17 +24,6 @@ static const double row_edges[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 
 static const double turn_edges[] = {2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4,
                                     2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2};
 static const double lag_edges[] = {1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, .1, .2, .5, 1};
-
-// vLLM's own edges, so that boards which name a bucket keep working.
-static const double vllm_ttft_edges[] = {.001, .005, .01, .02, .04, .06, .08, .1, .25, .5,  .75,
-                                         1,    2.5,  5,   7.5, 10,  20,  40,  80, 160, 640, 2560};
-static const double vllm_itl_edges[] = {.01, .025, .05, .075, .1,  .15, .2, .3, .4, .5,
-                                        .75, 1,    2.5, 5,    7.5, 10,  20, 40, 80};
-static const double vllm_request_edges[] = {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
-                                            30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680};
-static const double vllm_token_edges[] = {1,     2,      5,      10,     20,     50,    100,
-                                          200,   500,    1000,   2000,   5000,   10000, 20000,
-                                          50000, 100000, 200000, 500000, 1000000};
 
 // ---- label values ------------------------------------------------------------------------------
 
@@ -107,15 +94,6 @@ static const char *const phase_names[STATS_PHASE_COUNT] = {"ingest", "tick", "se
 
 enum { MEMORY_LINES_MAX = 64, PLANS_REMEMBERED = 4 };    // of each group
 
-struct compat {
-    struct metric *running, *waiting, *kv_usage, *cache_info;
-    struct metric *prompt_tokens_total, *generation_tokens_total;
-    struct metric *success[FINISH_REASON_COUNT];
-    struct metric *prefix_queries, *prefix_hits, *preemptions;
-    struct metric *ttft, *itl, *tpot, *e2e, *queue, *prefill, *decode;
-    struct metric *prompt_tokens, *generation_tokens;
-};
-
 static const char *const link_refusal_names[LINK_REFUSAL_COUNT] = {
     [LINK_REFUSAL_HELLO] = "hello",
     [LINK_REFUSAL_KEY] = "key",
@@ -155,69 +133,44 @@ struct stats {
     struct metric *memory[MEMORY_LINES_MAX];
     char *memory_names[MEMORY_LINES_MAX];
     uint32_t memory_count;
-    struct compat compat;
+    struct stats_compat compat;
     struct remembered_plan plan_ring[BOUND_GROUPS][PLANS_REMEMBERED];
 };
 
-// Collects the first failure, so that the lists below stay lists.
-struct builder {
-    struct stats *stats;
-    struct error *err;
-    enum status status;
-};
-
-static struct metric *add(struct builder *builder, const struct metric_desc *desc,
-                          const struct metric_label *labels, uint32_t label_count) {
+struct metric *stats_add(struct stats_builder *builder, const struct metric_desc *desc,
+                         const struct metric_label *labels, uint32_t label_count) {
     struct metric *metric = NULL;
     if (builder->status == STATUS_OK) {
         builder->status =
-            metrics_add(builder->stats->metrics, desc, labels, label_count, &metric, builder->err);
+            metrics_add(builder->metrics, desc, labels, label_count, &metric, builder->err);
     }
     return metric;
 }
 
 // One series with the model's label and at most one more.
-static struct metric *add_one(struct builder *builder, const struct metric_desc *desc,
+static struct metric *add_one(struct stats_builder *builder, const struct metric_desc *desc,
                               const char *label, const char *value) {
-    const struct metric_label labels[] = {{"model", builder->stats->model}, {label, value}};
-    return add(builder, desc, labels, label == NULL ? 1 : 2);
+    const struct metric_label labels[] = {{"model", builder->model}, {label, value}};
+    return stats_add(builder, desc, labels, label == NULL ? 1 : 2);
 }
 
-static void add_each(struct builder *builder, const struct metric_desc *desc, const char *label,
-                     const char *const *values, uint32_t value_count, struct metric **out) {
+static void add_each(struct stats_builder *builder, const struct metric_desc *desc,
+                     const char *label, const char *const *values, uint32_t value_count,
+                     struct metric **out) {
     for (uint32_t i = 0; i < value_count; i++) {
         out[i] = add_one(builder, desc, label, values[i]);
     }
 }
 
-#define COUNTER(metric_name, text)                                                                 \
-    &(const struct metric_desc) {                                                                  \
-        .name = (metric_name), .help = (text), .kind = METRIC_KIND_COUNTER                         \
-    }
-#define GAUGE(metric_name, text)                                                                   \
-    &(const struct metric_desc) {                                                                  \
-        .name = (metric_name), .help = (text), .kind = METRIC_KIND_GAUGE                           \
-    }
-#define INFO(metric_name, text)                                                                    \
-    &(const struct metric_desc) {                                                                  \
-        .name = (metric_name), .help = (text), .kind = METRIC_KIND_INFO                            \
-    }
-#define HISTOGRAM(metric_name, text, bounds)                                                       \
-    &(const struct metric_desc) {                                                                  \
-        .name = (metric_name), .help = (text), .kind = METRIC_KIND_HISTOGRAM, .edges = (bounds),   \
-        .edge_count = COUNT_OF(bounds)                                                             \
-    }
-
-static void add_requests(struct builder *builder) {
-    struct stats *stats = builder->stats;
+static void add_requests(struct stats *stats, struct stats_builder *builder) {
     for (uint32_t class_ = 0; class_ < REQUEST_CLASS_COUNT; class_++) {
         struct metric_label labels[] = {
             {"model", stats->model}, {"class", class_names[class_]}, {"outcome", ""}};
         for (uint32_t i = 0; i < FINISH_REASON_COUNT; i++) {
             labels[2].value = outcome_names[i];
-            stats->requests[class_][i] =
-                add(builder, COUNTER("tare_requests_total", "Sequences that ended, by outcome."),
-                    labels, 3);
+            stats->requests[class_][i] = stats_add(
+                builder, COUNTER("tare_requests_total", "Sequences that ended, by outcome."),
+                labels, 3);
         }
     }
     for (uint32_t class_ = 0; class_ < REQUEST_CLASS_COUNT; class_++) {
@@ -225,16 +178,16 @@ static void add_requests(struct builder *builder) {
             {"model", stats->model}, {"class", class_names[class_]}, {"reason", ""}};
         for (uint32_t i = 0; i < REJECT_REASON_COUNT; i++) {
             labels[2].value = reject_names[i];
-            stats->rejected[class_][i] =
-                add(builder,
-                    COUNTER("tare_requests_rejected_total", "Sequences refused before they began."),
-                    labels, 3);
-        }
-        labels[2].value = "quota";
-        stats->over_quota[class_] =
-            add(builder,
+            stats->rejected[class_][i] = stats_add(
+                builder,
                 COUNTER("tare_requests_rejected_total", "Sequences refused before they began."),
                 labels, 3);
+        }
+        labels[2].value = "quota";
+        stats->over_quota[class_] = stats_add(
+            builder,
+            COUNTER("tare_requests_rejected_total", "Sequences refused before they began."), labels,
+            3);
     }
     add_each(builder, GAUGE("tare_requests", "Sequences by state."), "state", state_names,
              REQUEST_STATE_COUNT, stats->states);
@@ -251,8 +204,7 @@ static void add_requests(struct builder *builder) {
         add_one(builder, GAUGE("tare_http_connections", "Open client connections."), NULL, NULL);
 }
 
-static void add_latencies(struct builder *builder) {
-    struct stats *stats = builder->stats;
+static void add_latencies(struct stats *stats, struct stats_builder *builder) {
     add_each(builder,
              HISTOGRAM("tare_ttft_seconds", "Time from arrival to the first token.", ttft_edges),
              "class", class_names, REQUEST_CLASS_COUNT, stats->ttft);
@@ -280,8 +232,7 @@ static void add_latencies(struct builder *builder) {
              "class", class_names, REQUEST_CLASS_COUNT, stats->output_tokens);
 }
 
-static void add_journal(struct builder *builder) {
-    struct stats *stats = builder->stats;
+static void add_journal(struct stats *stats, struct stats_builder *builder) {
     stats->journal_bytes =
         add_one(builder, GAUGE("tare_journal_bytes", "Bytes of the journal."), NULL, NULL);
     stats->journal_entries = add_one(
@@ -300,8 +251,7 @@ static void add_journal(struct builder *builder) {
                              NULL, NULL);
 }
 
-static void add_engine(struct builder *builder) {
-    struct stats *stats = builder->stats;
+static void add_turns(struct stats *stats, struct stats_builder *builder) {
     add_each(builder, HISTOGRAM("tare_step_seconds", "Time of a step on the worker.", step_edges),
              "kind", step_names, STEP_KIND_COUNT, stats->step);
     add_each(builder, HISTOGRAM("tare_step_rows", "Rows of a step.", row_edges), "kind", row_names,
@@ -326,6 +276,9 @@ static void add_engine(struct builder *builder) {
                               COUNTER("tare_http_requests_deferred_total",
                                       "Requests that waited for the next turn of the loop."),
                               NULL, NULL);
+}
+
+static void add_plans(struct stats *stats, struct stats_builder *builder) {
     stats->plans =
         add_one(builder, COUNTER("tare_plans_total", "Step plans sent."), "form", "delta");
     stats->plan_bytes = add_one(
@@ -351,6 +304,9 @@ static void add_engine(struct builder *builder) {
     stats->mismatches = add_one(
         builder, COUNTER("tare_digest_mismatch_total", "Steps whose ranks answered differently."),
         NULL, NULL);
+}
+
+static void add_blocks(struct stats *stats, struct stats_builder *builder) {
     add_each(builder, GAUGE("tare_kv_blocks", "KV blocks by state."), "state", block_names,
              BLOCK_STATE_COUNT, stats->blocks);
     stats->blocks_capacity =
@@ -365,8 +321,7 @@ static void add_engine(struct builder *builder) {
                 NULL, NULL);
 }
 
-static void add_workers(struct builder *builder) {
-    struct stats *stats = builder->stats;
+static void add_workers(struct stats *stats, struct stats_builder *builder) {
     stats->worker_up = add_one(builder, GAUGE("tare_worker_up", "A worker is ready."), "rank", "0");
     stats->heartbeat_age =
         add_one(builder, GAUGE("tare_worker_heartbeat_age_seconds", "Age of the last heartbeat."),
@@ -397,95 +352,13 @@ static void add_workers(struct builder *builder) {
         "rank", "0");
 }
 
-static void add_infos(struct builder *builder, const struct stats_config *config) {
+static void add_infos(struct stats_builder *builder, const struct stats_config *config) {
     const struct metric_label build[] = {{"version", config->version}, {"commit", config->commit}};
-    add(builder, INFO("tare_build_info", "The version that runs."), build, COUNT_OF(build));
+    stats_add(builder, INFO("tare_build_info", "The version that runs."), build, COUNT_OF(build));
     const struct metric_label model[] = {{"model", config->model},
                                          {"digest", config->model_digest}};
-    add(builder, INFO("tare_model_info", "The model that is served."), model, COUNT_OF(model));
-}
-
-// ---- vLLM's names ------------------------------------------------------------------------------
-
-static struct metric *add_compat_one(struct builder *builder, const struct metric_desc *desc,
-                                     const char *label, const char *value) {
-    const struct metric_label labels[] = {
-        {"model_name", builder->stats->model}, {"engine", "0"}, {label, value}};
-    return add(builder, desc, labels, label == NULL ? 2 : 3);
-}
-
-static void add_compat_values(struct builder *builder) {
-    struct compat *compat = &builder->stats->compat;
-    compat->running = add_compat_one(
-        builder, GAUGE("vllm:num_requests_running", "Sequences that run."), NULL, NULL);
-    compat->waiting = add_compat_one(
-        builder, GAUGE("vllm:num_requests_waiting", "Sequences that wait."), NULL, NULL);
-    compat->kv_usage = add_compat_one(
-        builder, GAUGE("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1."), NULL,
-        NULL);
-    compat->prompt_tokens_total = add_compat_one(
-        builder, COUNTER("vllm:prompt_tokens_total", "Prompt tokens processed."), NULL, NULL);
-    compat->generation_tokens_total = add_compat_one(
-        builder, COUNTER("vllm:generation_tokens_total", "Tokens generated."), NULL, NULL);
-    for (uint32_t i = 0; i < FINISH_REASON_COUNT; i++) {
-        const char *reason = i == FINISH_REASON_STOP || i == FINISH_REASON_LENGTH
-                                 ? outcome_names[i]
-                                 : (i == FINISH_REASON_CANCELLED ? "abort" : NULL);
-        compat->success[i] =
-            reason == NULL
-                ? NULL
-                : add_compat_one(builder,
-                                 COUNTER("vllm:request_success_total", "Sequences that ended."),
-                                 "finished_reason", reason);
-    }
-    compat->prefix_queries = add_compat_one(
-        builder, COUNTER("vllm:prefix_cache_queries_total", "Prompt tokens looked up."), NULL,
-        NULL);
-    compat->prefix_hits = add_compat_one(
-        builder, COUNTER("vllm:prefix_cache_hits_total", "Prompt tokens found."), NULL, NULL);
-    compat->preemptions = add_compat_one(
-        builder, COUNTER("vllm:num_preemptions_total", "Sequences set back."), NULL, NULL);
-}
-
-static void add_compat_histograms(struct builder *builder) {
-    struct compat *compat = &builder->stats->compat;
-    compat->ttft = add_compat_one(
-        builder,
-        HISTOGRAM("vllm:time_to_first_token_seconds", "Time to the first token.", vllm_ttft_edges),
-        NULL, NULL);
-    compat->itl = add_compat_one(
-        builder,
-        HISTOGRAM("vllm:inter_token_latency_seconds", "Time between deliveries.", vllm_itl_edges),
-        NULL, NULL);
-    compat->tpot = add_compat_one(builder,
-                                  HISTOGRAM("vllm:request_time_per_output_token_seconds",
-                                            "Mean time per token, by sequence.", vllm_itl_edges),
-                                  NULL, NULL);
-    compat->e2e = add_compat_one(builder,
-                                 HISTOGRAM("vllm:e2e_request_latency_seconds",
-                                           "Time to the last token.", vllm_request_edges),
-                                 NULL, NULL);
-    compat->queue = add_compat_one(
-        builder,
-        HISTOGRAM("vllm:request_queue_time_seconds", "Time in the queue.", vllm_request_edges),
-        NULL, NULL);
-    compat->prefill = add_compat_one(
-        builder,
-        HISTOGRAM("vllm:request_prefill_time_seconds", "Time in prefill.", vllm_request_edges),
-        NULL, NULL);
-    compat->decode = add_compat_one(
-        builder,
-        HISTOGRAM("vllm:request_decode_time_seconds", "Time in decode.", vllm_request_edges), NULL,
-        NULL);
-    compat->prompt_tokens = add_compat_one(
-        builder,
-        HISTOGRAM("vllm:request_prompt_tokens", "Prompt tokens of a sequence.", vllm_token_edges),
-        NULL, NULL);
-    compat->generation_tokens =
-        add_compat_one(builder,
-                       HISTOGRAM("vllm:request_generation_tokens",
-                                 "Generated tokens of a sequence.", vllm_token_edges),
-                       NULL, NULL);
+    stats_add(builder, INFO("tare_model_info", "The model that is served."), model,
+              COUNT_OF(model));
 }
 
 // ---- life cycle --------------------------------------------------------------------------------
@@ -495,24 +368,25 @@ enum status stats_create(const struct stats_config *config, struct stats **out, 
     if (stats == NULL) {
         return error_set(err, STATUS_EXHAUSTED, "no memory for statistics");
     }
-    struct builder builder = {stats, err, STATUS_OK};
     stats->compat_on = config->compat;
     stats->model = memory_strdup(config->model);
-    builder.status = metrics_create(&stats->metrics, err);
+    enum status status = metrics_create(&stats->metrics, err);
     if (stats->model == NULL) {
-        builder.status = error_set(err, STATUS_EXHAUSTED, "no memory for statistics");
+        status = error_set(err, STATUS_EXHAUSTED, "no memory for statistics");
     }
+    struct stats_builder builder = {stats->metrics, stats->model, err, status};
     if (builder.status == STATUS_OK) {
         add_infos(&builder, config);
-        add_requests(&builder);
-        add_latencies(&builder);
-        add_engine(&builder);
-        add_journal(&builder);
-        add_workers(&builder);
+        add_requests(stats, &builder);
+        add_latencies(stats, &builder);
+        add_turns(stats, &builder);
+        add_plans(stats, &builder);
+        add_blocks(stats, &builder);
+        add_journal(stats, &builder);
+        add_workers(stats, &builder);
     }
     if (builder.status == STATUS_OK && config->compat) {
-        add_compat_values(&builder);
-        add_compat_histograms(&builder);
+        stats_compat_add(&stats->compat, &builder);
     }
     if (builder.status != STATUS_OK) {
         stats_destroy(stats);
@@ -664,7 +538,7 @@ static void copy_counters(struct stats *stats, const struct core_counters *count
     metric_set_total(stats->tokens[TOKEN_KIND_GENERATED], counters->tokens_generated);
     metric_set_total(stats->tokens[TOKEN_KIND_RECOMPUTED], counters->tokens_recomputed);
     metric_set_total(stats->plan_nacks[NACK_REFUSED], counters->plan_refusals);
-    metric_set_total(stats->plan_nacks[NACK_STATE], counters->resyncs);
+    metric_set_total(stats->plan_nacks[NACK_STATE], counters->epochs_ended[EPOCH_END_STATE]);
     for (uint32_t i = 0; i < EPOCH_END_COUNT; i++) {
         metric_set_total(stats->epochs_ended[i], counters->epochs_ended[i]);
     }
@@ -696,32 +570,6 @@ static void copy_gauges(struct stats *stats, const struct stats_view *view) {
     metric_set_total(stats->resumed, view->streams_resumed);
     for (uint32_t i = 0; i < LINK_REFUSAL_COUNT; i++) {
         metric_set_total(stats->refusals[i], view->worker_refusals[i]);
-    }
-}
-
-static void copy_compat(struct stats *stats, const struct stats_view *view) {
-    const struct core_gauges *gauges = view->gauges;
-    const struct core_counters *counters = view->counters;
-    struct compat *compat = &stats->compat;
-    metric_set(compat->running, (double)gauges->prefilling + gauges->decoding);
-    metric_set(compat->waiting, gauges->queued);
-    uint32_t used = gauges->kv_blocks_total - gauges->kv_blocks_free;
-    metric_set(compat->kv_usage,
-               gauges->kv_blocks_total == 0 ? 0.0 : (double)used / gauges->kv_blocks_total);
-    uint64_t prompt_tokens = counters->tokens_prompt_computed + counters->tokens_prompt_cached;
-    metric_set_total(compat->prompt_tokens_total, prompt_tokens);
-    metric_set_total(compat->generation_tokens_total, counters->tokens_generated);
-    metric_set_total(compat->prefix_queries, prompt_tokens);
-    metric_set_total(compat->prefix_hits, counters->tokens_prompt_cached);
-    metric_set_total(compat->preemptions, counters->preemptions);
-    for (uint32_t i = 0; i < FINISH_REASON_COUNT; i++) {
-        uint64_t total = 0;
-        for (uint32_t class_ = 0; class_ < REQUEST_CLASS_COUNT; class_++) {
-            total += counters->requests_finished[class_][i];
-        }
-        if (compat->success[i] != NULL) {
-            metric_set_total(compat->success[i], total);
-        }
     }
 }
 
@@ -779,21 +627,6 @@ static void copy_worker(struct stats *stats, const struct stats_view *view) {
             metric_set(metric, (double)capacity->lines[i].bytes);
         }
     }
-    if (stats->compat_on && stats->compat.cache_info == NULL && capacity != NULL) {
-        char block_size[16];
-        char block_count[16];
-        snprintf(block_size, sizeof block_size, "%u", capacity->block_tokens);
-        snprintf(block_count, sizeof block_count, "%u", capacity->kv_blocks);
-        const struct metric_label labels[] = {{"model_name", stats->model},
-                                              {"engine", "0"},
-                                              {"block_size", block_size},
-                                              {"num_gpu_blocks", block_count},
-                                              {"cache_dtype", capacity->kv_dtype}};
-        if (metrics_add(stats->metrics, INFO("vllm:cache_config_info", "The KV cache's shape."),
-                        labels, COUNT_OF(labels), &stats->compat.cache_info, NULL) != STATUS_OK) {
-            stats->compat.cache_info = NULL;    // no memory: the next scrape tries again
-        }
-    }
 }
 
 void stats_print(struct stats *stats, const struct stats_view *view, enum metric_format format,
@@ -802,7 +635,7 @@ void stats_print(struct stats *stats, const struct stats_view *view, enum metric
     copy_gauges(stats, view);
     copy_worker(stats, view);
     if (stats->compat_on) {
-        copy_compat(stats, view);
+        stats_compat_copy(&stats->compat, view);
     }
     metrics_print(stats->metrics, format, out);
 }

@@ -19,7 +19,7 @@
 //
 //   Owns       the registry.
 //   Thread     the loop thread.
-//   Allocates  in create only.
+//   Allocates  in create, and when a scrape first sees a ledger line or the KV cache's shape.
 //   Fails      create: EXHAUSTED.
 
 struct stats;

@@ -506,6 +506,40 @@ enum status codec_result_encode(const struct step_result *result, struct arena *
     return codec_frame_encode(MESSAGE_KIND_RESULT, &address, &message.base, out, err);
 }
 
+// Rows of arrays that are as long as each other.
+static enum status read_rows(const Tare__StepResult *in, struct result_row *out,
+                             struct error *err) {
+    // Read through pointers that the writes cannot be taken to change.
+    const uint32_t *slots = in->slots, *gens = in->gens, *positions = in->positions;
+    const uint32_t *ranks = in->ranks;
+    const int32_t *tokens = in->tokens;
+    const float *logprobs = in->logprobs;
+    const uint8_t *flags = in->flags.data, *top_counts = in->top_counts.data;
+    size_t rows = in->n_slots, top = 0;
+    for (size_t i = 0; i < rows; i++) {
+        struct result_row *row = &out[i];
+        row->ref = (struct slot_ref){slots[i], gens[i]};
+        row->position = positions[i];
+        row->token = tokens[i];
+        row->logprob = logprobs[i];
+        row->rank = ranks[i];
+        row->is_prompt = (flags[i] & ROW_FLAG_PROMPT) != 0;
+        row->has_logprob = (flags[i] & ROW_FLAG_LOGPROB) != 0;
+        row->top_count = top_counts[i];
+        row->top_tokens = NULL;
+        row->top_logprobs = NULL;
+        if (row->top_count > 0) {
+            if (row->top_count > in->n_top_tokens - top) {
+                return codec_broken(err, "alternatives run past their array");
+            }
+            row->top_tokens = in->top_tokens + top;
+            row->top_logprobs = in->top_logprobs + top;
+            top += row->top_count;
+        }
+    }
+    return STATUS_OK;
+}
+
 enum status codec_result_decode(const struct message_header *header, const uint8_t *body,
                                 struct arena *arena, struct step_result *out, struct error *err) {
     INVARIANT(header->kind == MESSAGE_KIND_RESULT);
@@ -528,34 +562,7 @@ enum status codec_result_decode(const struct message_header *header, const uint8
     if (decoded == NULL) {
         return codec_no_memory(err);
     }
-    // Read through pointers that the writes cannot be taken to change.
-    const uint32_t *slots = in->slots, *gens = in->gens, *positions = in->positions;
-    const uint32_t *ranks = in->ranks;
-    const int32_t *tokens = in->tokens;
-    const float *logprobs = in->logprobs;
-    const uint8_t *flags = in->flags.data, *top_counts = in->top_counts.data;
-    size_t top = 0;
-    for (size_t i = 0; i < rows; i++) {
-        struct result_row *row = &decoded[i];
-        row->ref = (struct slot_ref){slots[i], gens[i]};
-        row->position = positions[i];
-        row->token = tokens[i];
-        row->logprob = logprobs[i];
-        row->rank = ranks[i];
-        row->is_prompt = (flags[i] & ROW_FLAG_PROMPT) != 0;
-        row->has_logprob = (flags[i] & ROW_FLAG_LOGPROB) != 0;
-        row->top_count = top_counts[i];
-        row->top_tokens = NULL;
-        row->top_logprobs = NULL;
-        if (row->top_count > 0) {
-            if (row->top_count > in->n_top_tokens - top) {
-                return codec_broken(err, "alternatives run past their array");
-            }
-            row->top_tokens = in->top_tokens + top;
-            row->top_logprobs = in->top_logprobs + top;
-            top += row->top_count;
-        }
-    }
+    TRY(read_rows(in, decoded, err));
     *out = (struct step_result){
         .group = header->group,
         .epoch = header->epoch,

@@ -178,7 +178,7 @@ struct core_action {
             struct worker_id worker;
             enum epoch_end why;
             uint32_t missing;    // ranks whose answer is late, one bit each; 0: all have answered
-            bool doubted;    // its ranks diverge too often: others serve while they are not late
+            bool doubted;        // its ranks diverged, and not for the first time
         } resync;
         struct {
             struct worker_id worker;
@@ -272,7 +272,6 @@ struct core_counters {
     uint64_t tokens_prompt_computed, tokens_prompt_cached, tokens_generated, tokens_recomputed;
     uint64_t plans, results_stale;
     uint64_t plan_refusals;    // plans that a worker refused; their work was planned again
-    uint64_t resyncs;          // epochs that ended because the two sides' states differed
     uint64_t epochs_ended[EPOCH_END_COUNT];    // of groups that were ready
     uint64_t losses_kept;                      // groups that came back with their KV
     uint64_t preemptions;

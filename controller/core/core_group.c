@@ -145,9 +145,8 @@ static void resync(struct core *core, struct group *g, enum epoch_end why) {
     struct core_action action = {
         .kind = CORE_ACTION_RESYNC,
         .resync = {.worker = g->worker, .why = why, .missing = rank_answers_missing(g->answers)}};
-    core->counters.resyncs++;
     lose_worker(core, g, why);
-    action.resync.doubted = group_is_doubted(g, core->now_us);
+    action.resync.doubted = why == EPOCH_END_DIVERGED && group_is_doubted(g, core->now_us);
     core_act(core, &action);
 }
 
@@ -358,7 +357,8 @@ static uint32_t index_of(const struct core *core, const struct request *request)
 // One more token of the log. True when it is a stop token.
 static bool append_token(struct core *core, struct group *g, struct request *request,
                          const struct result_row *row) {
-    INVARIANT(row->position == request->known && request->known < request->len_max);
+    INVARIANT(row->position == request->known);
+    INVARIANT(request->known < request->len_max);
     scheduler_advance(g->scheduler, request, row->position);
     request->tokens[request->known++] = row->token;
     if ((request->known - request->prompt_count) % CHARGED_OUTPUTS == 0) {
@@ -541,7 +541,7 @@ void group_take_result(struct core *core, struct group *g, uint32_t rank,
     }
     enum rank_verdict verdict = rank_answers_take(g->answers, rank, result);
     if (verdict != RANK_VERDICT_FINE) {
-        resync(core, g, verdict == RANK_VERDICT_PARTED ? EPOCH_END_DIVERGED : EPOCH_END_STATE);
+        resync(core, g, verdict == RANK_VERDICT_DIVERGED ? EPOCH_END_DIVERGED : EPOCH_END_STATE);
         return;
     }
     const struct step_result *answer;

@@ -112,7 +112,8 @@ void group_finish_running(struct core *core, struct group *group, enum finish_re
 // Overdue steps, workers that stay away, and the next plans.
 void group_turn(struct core *core, struct group *group);
 uint64_t group_overdue_us(const struct core *core, const struct group *group, uint64_t now_us);
-// Its ranks diverged twice within an hour: requests go elsewhere where they are not late.
+// Its ranks diverged twice within an hour: requests go elsewhere where they are not late
+// (serving.md 4.6).
 bool group_is_doubted(const struct group *group, uint64_t now_us);
 
 #endif

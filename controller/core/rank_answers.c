@@ -95,10 +95,10 @@ static bool is_missing_something(enum result_status status) {
 static enum rank_verdict compare(const struct answer *answer, const struct step_result *result) {
     if (answer->status != result->status) {
         bool broken = is_missing_something(answer->status) || is_missing_something(result->status);
-        return broken ? RANK_VERDICT_BROKEN : RANK_VERDICT_PARTED;
+        return broken ? RANK_VERDICT_BROKEN : RANK_VERDICT_DIVERGED;
     }
     bool differ = result->status == RESULT_STATUS_OK && answer->digest != result->digest;
-    return differ ? RANK_VERDICT_PARTED : RANK_VERDICT_FINE;
+    return differ ? RANK_VERDICT_DIVERGED : RANK_VERDICT_FINE;
 }
 
 // The plan that this rank's answer is awaited for, or NULL.

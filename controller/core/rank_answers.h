@@ -10,8 +10,8 @@
 //
 // The idea: every rank carries out every plan and answers with a digest of what it drew and of the
 // state it is in; only rank 0 sends rows. A plan is answered when all ranks have said the same, and
-// what they say is believed only then, so that no token of ranks that have parted reaches a client.
-// Rows of rank 0 that come before the other ranks' word are copied.
+// what they say is believed only then, so that no token of ranks that have diverged reaches a
+// client. Rows of rank 0 that come before the other ranks' word are copied.
 //
 //   Owns       copies of rows, for as many plans as may be out.
 //   Thread     the loop thread.
@@ -34,8 +34,8 @@ bool rank_answers_await(struct rank_answers *answers, uint32_t rank, uint64_t se
 
 enum rank_verdict {
     RANK_VERDICT_FINE,
-    RANK_VERDICT_BROKEN,    // a rank lacks its peers or a plan; its state is not wrong
-    RANK_VERDICT_PARTED,    // ranks differ
+    RANK_VERDICT_BROKEN,      // a rank lacks its peers or a plan; its state is not wrong
+    RANK_VERDICT_DIVERGED,    // ranks differ
 };
 // An answer that is awaited, valid, its rows alive until rank_answers_keep.
 enum rank_verdict rank_answers_take(struct rank_answers *answers, uint32_t rank,

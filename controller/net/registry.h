@@ -9,7 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-// Who is there: the members of every group, what each said of itself, and how long each is silent.
+// Who is there: the members of every group, what each said of itself, how long each is silent, when
+// the group's next epoch may begin, and which plans are not answered yet.
 //
 // The idea: a group acts as one, so it exists only while every rank is there in the same epoch. A
 // member is a place (group, rank) that a process takes with HELLO; the process may go and another

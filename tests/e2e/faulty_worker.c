@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A worker that fails on demand: the product's own objects, with some calls led through here by the
-// linker (--wrap; the Makefile lists them).
+// linker (--wrap; tests/tests.mk lists them).
 //
 // The idea: a file named after the rank (g0r1) in the directory FAULTS_DIR holds one word, the
 // place and the kind of the failure. Whoever comes to that place takes the file away and fails; a

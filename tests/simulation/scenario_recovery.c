@@ -77,7 +77,7 @@ void scenario_rank_faults(struct scenario_run *run) {
     const struct sim_faults faults = {.death_s = 8,
                                       .stall_s = 20,
                                       .lost_plan_s = 10,
-                                      .part_s = 3,
+                                      .diverge_s = 3,
                                       .mute_s = 3,
                                       .doubled = 0.01,
                                       .kv_lost = 0.3};

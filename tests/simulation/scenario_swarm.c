@@ -42,7 +42,7 @@ static struct sim_faults draw_faults(struct rng *rng) {
         .storm_s = maybe(rng, 60, 600),
         .doubled = maybe(rng, 0, 0.1),
         .slow_join = maybe(rng, 0, 0.2),
-        .part_s = maybe(rng, 200, 1000),
+        .diverge_s = maybe(rng, 200, 1000),
         .mute_s = maybe(rng, 200, 1000),
         .kv_lost = rng_below(rng, 4) == 0 ? 1.0 : maybe(rng, 0, 1),
     };

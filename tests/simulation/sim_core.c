@@ -275,7 +275,6 @@ static void fill_state(const struct sim_core *core, const struct core_gauges *ga
         .recomputed = counters->tokens_recomputed,
         .preemptions = counters->preemptions,
         .refusals = counters->plan_refusals,
-        .resyncs = counters->resyncs,
         .divergences = counters->epochs_ended[EPOCH_END_DIVERGED],
         .losses = losses,
         .losses_kept = counters->losses_kept,

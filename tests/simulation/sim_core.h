@@ -108,7 +108,7 @@ struct sim_core_state {
     uint32_t blocks_cached;    // of the free ones
     bool resizing;
     // Counted since the start.
-    uint64_t plans, generated, prompt_computed, recomputed, preemptions, refusals, resyncs;
+    uint64_t plans, generated, prompt_computed, recomputed, preemptions, refusals;
     uint64_t divergences, losses, losses_kept;
     uint64_t prefix_queries, prefix_hits;    // prompt tokens of admissions, and those found
 };

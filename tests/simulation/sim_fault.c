@@ -14,7 +14,7 @@ enum fault {
     FAULT_NARROW,
     FAULT_RESIZE,
     FAULT_STORM,
-    FAULT_PART,
+    FAULT_DIVERGE,
     FAULT_MUTE,
     FAULT_COUNT,
     FAULT_CALM = 1000,    // and the group: it is as it was again
@@ -24,7 +24,7 @@ static double mean_s(const struct sim_world *world, uint32_t kind) {
     const struct sim_faults *faults = &world->options.faults;
     const double means[FAULT_COUNT] = {
         faults->death_s,  faults->stall_s, faults->lost_plan_s, faults->slow_s, faults->narrow_s,
-        faults->resize_s, faults->storm_s, faults->part_s,      faults->mute_s,
+        faults->resize_s, faults->storm_s, faults->diverge_s,   faults->mute_s,
     };
     return means[kind];
 }
@@ -132,8 +132,8 @@ void sim_fault_event(struct sim_world *world, uint32_t kind) {
     case FAULT_STORM:
         storm(world);
         break;
-    case FAULT_PART:
-        group->parted = world->options.ranks > 1;
+    case FAULT_DIVERGE:
+        group->diverged = world->options.ranks > 1;
         break;
     case FAULT_MUTE:
         group->mute = true;
@@ -151,7 +151,7 @@ void sim_fault_end(struct sim_world *world) {
         calm(world, group);
         group->deaf = false;
         group->mute = false;
-        group->parted = false;
+        group->diverged = false;
         if (group->stall_until > world->now_us) {
             group->stall_until = world->now_us;
         }

@@ -102,9 +102,9 @@ static uint64_t send_ranks(struct sim_world *world, struct sim_group *group,
                            struct sim_message *message, uint64_t arrival) {
     uint32_t ranks = world->options.ranks;
     uint32_t first = (uint32_t)rng_below(&world->rng, ranks);
-    bool parts = group->parted && message->result.status == RESULT_STATUS_OK;
+    bool diverges = group->diverged && message->result.status == RESULT_STATUS_OK;
     uint32_t lost = group->mute ? (uint32_t)rng_below(&world->rng, ranks) : ranks;
-    uint32_t parted = parts ? (uint32_t)rng_below(&world->rng, ranks) : ranks;
+    uint32_t diverged = diverges ? (uint32_t)rng_below(&world->rng, ranks) : ranks;
     bool resized = message->resized;
     for (uint32_t i = 0; i < ranks; i++) {
         uint32_t rank = (first + i) % ranks;
@@ -114,15 +114,15 @@ static uint64_t send_ranks(struct sim_world *world, struct sim_group *group,
         struct sim_message *part = copy_message(world, group, message);
         part->result.row_count = rank == 0 ? message->result.row_count : 0;
         part->rank = rank;
-        part->completes = i + 1 == ranks && !group->mute && !parts;
+        part->completes = i + 1 == ranks && !group->mute && !diverges;
         part->resized = resized && part->completes;
-        part->result.digest ^= rank == parted ? 1 : 0;
+        part->result.digest ^= rank == diverged ? 1 : 0;
         sim_events_add(&world->events, arrival, SIM_EVENT_RESULT, group->index, part);
         arrival += ranks > 1 ? rng_below(&world->rng, 200) : 0;
     }
-    group->silent = group->silent || group->mute || parts;
+    group->silent = group->silent || group->mute || diverges;
     group->mute = false;
-    group->parted = group->parted && !parts;
+    group->diverged = group->diverged && !diverges;
     return arrival;
 }
 
@@ -134,7 +134,7 @@ void sim_link_send(struct sim_world *world, struct sim_group *group, struct sim_
     group->busy_us += message->result.step_us;
     uint64_t arrival = group->busy_until + world->options.link_us;
     arrival = arrival < group->last_arrival ? group->last_arrival : arrival;
-    bool whole = !group->mute && !group->parted;
+    bool whole = !group->mute && !group->diverged;
     arrival = send_ranks(world, group, message, arrival);
     group->last_arrival = arrival;
     if (whole && rng_unit(&world->rng) < world->options.faults.doubled) {

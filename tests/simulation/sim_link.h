@@ -11,8 +11,8 @@
 // way when a connection ended may still come, late. What a worker answers is a message for each
 // rank, and a message is an event at the time at which it arrives. Where the options say so, one
 // comes a second time, up to five seconds later, and with it what an earlier epoch said to a plan
-// of the same number (a *ghost*). The part of a rank that is mute is lost; one that has parted says
-// something else. Plans arrive at once or never: sim_world looks whether the group is deaf.
+// of the same number (a *ghost*). The part of a rank that is mute is lost; one that has diverged
+// says something else. Plans arrive at once or never: sim_world looks whether the group is deaf.
 //
 //   Owns       messages: those on their way, in the world's lists, and the groups' ghosts.
 //   Thread     one.

@@ -30,7 +30,7 @@ struct sim_faults {
     double storm_s;        // half of the clients leave at once
     double doubled;        // share of results that come twice, the second one late
     double slow_join;      // share of joins that take longer than a recovery may
-    double part_s;         // a rank draws something else than the others
+    double diverge_s;      // a rank draws something else than the others
     double mute_s;         // one rank's answer never comes, nothing tells
     double kv_lost;        // share of deaths that take the KV with them
 };
@@ -75,7 +75,7 @@ struct sim_group {
     uint64_t stall_until;    // it does nothing before
     bool deaf;               // loses the next plan
     bool mute;               // of the next answer one rank's part is lost
-    bool parted;             // in the next answer one rank differs
+    bool diverged;           // in the next answer one rank differs
     bool kept;               // the KV outlived the last death
     bool silent;             // has lost one in this epoch
     bool odd;                // slow or narrow for a while

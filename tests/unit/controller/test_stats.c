@@ -42,6 +42,10 @@ static void fixture_init(struct fixture *fixture, bool compat) {
     fixture->counters.tokens_prompt_computed = 50;
     fixture->counters.tokens_prompt_cached = 5;
     fixture->counters.tokens_generated = 60;
+    fixture->counters.plan_refusals = 2;
+    for (uint32_t why = 0; why < EPOCH_END_COUNT; why++) {
+        fixture->counters.epochs_ended[why] = 10 + why;
+    }
     fixture->gauges = (struct core_gauges){.queued = 2,
                                            .prefilling = 1,
                                            .decoding = 7,
@@ -91,6 +95,7 @@ static void observe_everything(struct stats *stats) {
     stats_step_done(stats, &result);
     stats_turn(stats, STATS_PHASE_TOTAL, 12);
     stats_loop_lag(stats, 300);
+    stats_recovered(stats, EPOCH_END_LOST, 40000);
 }
 
 START_TEST(documented_names_carry_the_numbers) {
@@ -117,6 +122,17 @@ START_TEST(documented_names_carry_the_numbers) {
         "tare_step_rows_sum{model=\"tiny\",kind=\"prefill_tokens\"} 40",
         "tare_plans_total{model=\"tiny\",form=\"delta\"} 1",
         "tare_plan_bytes_total{model=\"tiny\",form=\"delta\"} 500",
+        "tare_plan_nacks_total{model=\"tiny\",kind=\"refused\"} 2",
+        "tare_plan_nacks_total{model=\"tiny\",kind=\"state\"} 12",
+        "tare_epoch_changes_total{model=\"tiny\",cause=\"lost\"} 10",
+        "tare_epoch_changes_total{model=\"tiny\",cause=\"late\"} 11",
+        "tare_epoch_changes_total{model=\"tiny\",cause=\"state\"} 12",
+        "tare_epoch_changes_total{model=\"tiny\",cause=\"broken\"} 13",
+        "tare_epoch_changes_total{model=\"tiny\",cause=\"diverged\"} 14",
+        "tare_digest_mismatch_total{model=\"tiny\"} 14",
+        "tare_recovery_seconds_bucket{model=\"tiny\",cause=\"lost\",le=\"0.02\"} 0",
+        "tare_recovery_seconds_bucket{model=\"tiny\",cause=\"lost\",le=\"0.05\"} 1",
+        "tare_recovery_seconds_count{model=\"tiny\",cause=\"late\"} 0",
         "tare_kv_blocks{model=\"tiny\",state=\"free\"} 60",
         "tare_kv_blocks{model=\"tiny\",state=\"held\"} 30",
         "tare_kv_blocks{model=\"tiny\",state=\"quarantine\"} 10",

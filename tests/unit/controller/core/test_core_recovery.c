@@ -148,8 +148,8 @@ START_TEST(a_plan_is_answered_when_all_ranks_have_answered) {
 }
 END_TEST
 
-// No token of ranks that have parted reaches a client, and none of their KV is used again.
-START_TEST(ranks_that_part_begin_a_new_epoch_without_their_kv) {
+// No token of ranks that have diverged reaches a client, and none of their KV is used again.
+START_TEST(ranks_that_diverge_begin_a_new_epoch_without_their_kv) {
     struct world w;
     world_init(&w);
     w.world = 2;
@@ -224,7 +224,7 @@ Suite *suite_core_recovery(void) {
     tcase_add_test(tc, life_goes_on_while_the_group_is_away);
     tcase_add_test(tc, losses_without_progress_are_counted_and_with_progress_forgiven);
     tcase_add_test(tc, a_plan_is_answered_when_all_ranks_have_answered);
-    tcase_add_loop_test(tc, ranks_that_part_begin_a_new_epoch_without_their_kv, 0, 2);
+    tcase_add_loop_test(tc, ranks_that_diverge_begin_a_new_epoch_without_their_kv, 0, 2);
     tcase_add_test(tc, a_rank_that_does_not_answer_is_named);
     tcase_add_test(tc, a_token_log_from_before_is_continued);
     suite_add_tcase(suite, tc);
