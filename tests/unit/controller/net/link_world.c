@@ -93,7 +93,7 @@ void link_world_open_tcp(void) {
     world->options.binds = world->binds;
     world->options.bind_count = 1;
     world->binds[0] = world->base;
-    for (int i = 0; i < 20 && world->link == NULL; i++) {
+    for (int i = 0; i < 500 && world->link == NULL; i++) {
         snprintf(world->base, sizeof world->base, "tcp://127.0.0.1:%u", free_port());
         enum status status = worker_link_open(&world->options, &world->link, NULL);
         ck_assert(status == STATUS_OK || status == STATUS_IO);
