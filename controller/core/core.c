@@ -170,25 +170,6 @@ void core_finish(struct core *core, uint32_t index, enum finish_reason reason) {
 
 // ---- which group -------------------------------------------------------------------------------
 
-// What a group that serves the request costs it and the others: time to its first token, and more
-// where slots or blocks run out, since it would wait for somebody's end there.
-static double placement_us(const struct core *core, const struct group *group,
-                           const struct request *request, uint32_t uncached) {
-    struct scheduler_load load;
-    scheduler_load(group->scheduler, &load);
-    uint64_t tokens = load.waiting_tokens + load.prefill_tokens + uncached;
-    double us = (double)tokens * prediction_token_us(core, group);
-    double filled = load.slots == 0 ? 1.0 : (double)load.running / load.slots;
-    double held = load.blocks_total == 0 ? 1.0 : 1.0 - (double)load.blocks_free / load.blocks_total;
-    double full = filled > held ? filled : held;
-    // Nothing wrong comes from a doubted one, but pauses do, and from one whose steps hang: it
-    // serves where others are late.
-    bool doubted = group_is_doubted(group, core->now_us) || group->late_losses > 1;
-    us += doubted ? BOUND_DOUBTED_COST_US : 0;
-    // A full group makes it wait about as long as a prompt of its own length, over again.
-    return us + full * full * prediction_alone_us(group, request->known);
-}
-
 // The ready group with the least cost, of those where it fits; NULL when there is none.
 static struct group *choose_group(struct core *core, struct request *request) {
     struct group *best = NULL;
@@ -203,7 +184,7 @@ static struct group *choose_group(struct core *core, struct request *request) {
         }
         uint32_t cached = scheduler_overlap(group->scheduler, request) * group->limits.block_tokens;
         uint32_t uncached = cached < request->known ? request->known - cached : 1;
-        double us = placement_us(core, group, request, uncached);
+        double us = prediction_placement_us(core, group, request->known, uncached);
         if (best == NULL || us < best_us) {
             best = group;
             best_us = us;

@@ -93,6 +93,7 @@ void cost_model_learn(struct cost_model *model, const struct cost_shape *shape, 
         }
     }
     model->steps++;
+    model->prompt_steps += shape->prefill_tokens > 0 ? 1 : 0;
 }
 
 void cost_shape_add_chunk(struct cost_shape *shape, uint32_t start, uint32_t tokens) {

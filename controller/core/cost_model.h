@@ -36,6 +36,7 @@ struct cost_model {
     double covariance[COST_TERMS][COST_TERMS];
     double late_factor;    // 90th percentile of measured / predicted
     uint64_t steps;
+    uint64_t prompt_steps;    // of them, those with prompt tokens
 };
 
 // `token_us`: a guess of what one prompt token costs, corrected from the first step on.

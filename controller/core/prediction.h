@@ -23,6 +23,11 @@ bool prediction_learnt(const struct group *group);
 double prediction_token_us(const struct core *core, const struct group *group);
 // Of a prompt of so many tokens on an idle group.
 double prediction_alone_us(const struct group *group, uint64_t tokens);
+// What a request of `known` tokens costs on a group, itself and the others: time to its first
+// token, and more where slots or blocks run out, since it would wait for somebody's end there. To
+// compare groups with.
+double prediction_placement_us(const struct core *core, const struct group *group, uint32_t known,
+                               uint32_t uncached);
 // Until a request that computes `uncached` tokens and waits behind `ahead` has its first one.
 double prediction_first_token_us(const struct core *core, const struct group *group,
                                  const struct waiting_ahead *ahead, uint32_t uncached);

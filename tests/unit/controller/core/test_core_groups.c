@@ -80,6 +80,36 @@ START_TEST(equal_requests_are_spread_evenly) {
 }
 END_TEST
 
+static uint32_t load_of(const struct world *w, uint32_t group) {
+    struct core_gauges gauges;
+    core_group_gauges(w->core, group, w->now_us, &gauges);
+    return gauges.queued + gauges.prefilling + gauges.decoding;
+}
+
+// What one group has learnt about its device says more about others than their own guess.
+START_TEST(a_group_that_comes_later_gets_its_share_at_once) {
+    struct world w;
+    world_init_with(&w, three_groups);
+    w.token_us = 5;    // a fast device: the guess is 20 times that
+    lane_ready(&w, 0);
+    for (int i = 0; i < 100; i++) {
+        submit(&w, arrive(&w, 30, 10));
+        run_dry(&w);
+    }
+    lane_ready(&w, 1);
+    lane_ready(&w, 2);
+    for (int i = 0; i < 21; i++) {
+        submit(&w, arrive(&w, 30, 10));
+    }
+    for (uint32_t i = 0; i < LANES; i++) {
+        ck_assert_uint_ge(load_of(&w, i), 5);
+        ck_assert_uint_le(load_of(&w, i), 9);
+    }
+    run_dry(&w);
+    world_deinit(&w);
+}
+END_TEST
+
 static bool is_doubted(const struct world *w, uint32_t group) {
     struct core_gauges gauges;
     core_group_gauges(w->core, group, w->now_us, &gauges);
@@ -182,6 +212,7 @@ Suite *suite_core_groups(void) {
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, a_request_goes_where_its_beginning_is);
     tcase_add_test(tc, equal_requests_are_spread_evenly);
+    tcase_add_test(tc, a_group_that_comes_later_gets_its_share_at_once);
     tcase_add_test(tc, ranks_that_diverge_twice_are_avoided_for_an_hour);
     tcase_add_test(tc, what_a_lost_group_had_goes_on_elsewhere);
     suite_add_tcase(suite, tc);
