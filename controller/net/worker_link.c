@@ -181,8 +181,9 @@ static bool beat(struct worker_link *link, const struct member *member) {
 
 static void refuse(struct worker_link *link, const char *name, enum exit_code code,
                    const char *why) {
+    char text[LOG_VALUE_BYTES];
     link->counters.refused++;
-    log_warn("worker_link", "worker refused worker=%s because=\"%s\"", name, why);
+    log_warn("worker_link", "worker refused worker=%s because=\"%s\"", name, log_value(why, text));
     struct control_message message = {.kind = MESSAGE_KIND_REFUSED,
                                       .text = {.code = (uint32_t)code, .text = why}};
     enum status status = send_control(link, name, &message);
@@ -274,9 +275,10 @@ static void end_epoch(struct worker_link *link, uint32_t group, const char *reas
 static void lose(struct worker_link *link, struct member *member, const char *reason,
                  uint32_t exit_code) {
     uint32_t group = member->group;
+    char text[LOG_VALUE_BYTES];
     member->state = MEMBER_STATE_AWAY;
     log_warn("worker_link", "worker lost worker=%s group=%u rank=%u pid=%u reason=\"%s\"",
-             member->name, group, member->rank, member->pid, reason);
+             member->name, group, member->rank, member->pid, log_value(reason, text));
     end_epoch(link, group, reason);
     link->options.sink.lost(link->options.sink.ctx, group, reason, exit_code);
 }
@@ -514,8 +516,10 @@ static enum status take_result(struct worker_link *link, const char *name, uint6
     }
     registry_answered(member, header.seq);
     if (result.status != RESULT_STATUS_OK) {
-        log_warn("worker_link", "plan refused worker=%s seq=%llu status=%d because=\"%.200s\"",
-                 name, (unsigned long long)result.seq, (int)result.status, result.message);
+        char why[LOG_VALUE_BYTES];
+        log_warn("worker_link", "plan refused worker=%s seq=%llu status=%d because=\"%s\"", name,
+                 (unsigned long long)result.seq, (int)result.status,
+                 log_value(result.message, why));
     }
     link->options.sink.result(link->options.sink.ctx, member->group, member->rank, &result);
     return STATUS_OK;
@@ -551,8 +555,9 @@ static bool drain(struct worker_link *link, struct transport *channel, take_fn t
         }
         if (status != STATUS_OK) {
             link->counters.messages_bad++;
+            char why[LOG_VALUE_BYTES];
             log_warn("worker_link", "bad message worker=%s because=\"%s\"", name,
-                     err.message[0] == '\0' ? status_text(status) : err.message);
+                     err.message[0] == '\0' ? status_text(status) : log_value(err.message, why));
             if (channel == link->plan && status != STATUS_PERMISSION) {
                 forget_broken(link, name);
             }
