@@ -250,7 +250,8 @@ static void form(struct worker_link *link, uint32_t group, uint64_t now_us) {
 }
 
 // Whoever is there stops waiting for the others at once, and for the next welcome begins to.
-static void end_epoch(struct worker_link *link, uint32_t group, const char *reason) {
+static void end_epoch(struct worker_link *link, uint32_t group, bool given_up,
+                      const char *reason) {
     struct group_place *place = registry_group(link->registry, group);
     if (place->epoch == 0) {
         return;
@@ -269,7 +270,7 @@ static void end_epoch(struct worker_link *link, uint32_t group, const char *reas
             (void)status;    // a larger epoch says the same
         }
     }
-    registry_end(link->registry, group, link->polled_us);
+    registry_end(link->registry, group, given_up, link->polled_us);
 }
 
 static void lose(struct worker_link *link, struct member *member, const char *reason,
@@ -279,12 +280,12 @@ static void lose(struct worker_link *link, struct member *member, const char *re
     member->state = MEMBER_STATE_AWAY;
     log_warn("worker_link", "worker lost worker=%s group=%u rank=%u pid=%u reason=\"%s\"",
              member->name, group, member->rank, member->pid, log_value(reason, text));
-    end_epoch(link, group, reason);
+    end_epoch(link, group, false, reason);
     link->options.sink.lost(link->options.sink.ctx, group, reason, exit_code);
 }
 
 void worker_link_welcome_again(struct worker_link *link, uint32_t group) {
-    end_epoch(link, group, "its state was not the controller's");
+    end_epoch(link, group, true, "its state was not the controller's");
     uint64_t retry_us = registry_group(link->registry, group)->retry_us;
     form(link, group, retry_us == 0 ? clock_monotonic_us() : link->polled_us);
 }
@@ -521,7 +522,12 @@ static enum status take_result(struct worker_link *link, const char *name, uint6
                  (unsigned long long)result.seq, (int)result.status,
                  log_value(result.message, why));
     }
-    link->options.sink.result(link->options.sink.ctx, member->group, member->rank, &result);
+    uint32_t group = member->group;
+    link->options.sink.result(link->options.sink.ctx, group, member->rank, &result);
+    if (result.status == RESULT_STATUS_OK &&
+        registry_group(link->registry, group)->epoch == header.epoch) {
+        registry_believed(link->registry, group, header.seq);    // or it would be given up by now
+    }
     return STATUS_OK;
 }
 
