@@ -250,8 +250,7 @@ static void form(struct worker_link *link, uint32_t group, uint64_t now_us) {
 }
 
 // Whoever is there stops waiting for the others at once, and for the next welcome begins to.
-static void end_epoch(struct worker_link *link, uint32_t group, bool given_up,
-                      const char *reason) {
+static void end_epoch(struct worker_link *link, uint32_t group, bool given_up, const char *reason) {
     struct group_place *place = registry_group(link->registry, group);
     if (place->epoch == 0) {
         return;

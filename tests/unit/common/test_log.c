@@ -51,9 +51,9 @@ START_TEST(a_value_of_others_stays_one_value) {
     snprintf(message, sizeof message, "asked because=\"%s\" pid=7", log_value(HOSTILE, room));
     ck_assert_ptr_nonnull(strstr(format(LOG_FORMAT_LOGFMT, message),
                                  " because=\"x level=error msg=\\\"fake\\\" \\\\\" pid=7"));
-    ck_assert_ptr_nonnull(
-        strstr(format(LOG_FORMAT_JSON, message),
-               "\"msg\":\"asked\",\"because\":\"x level=error msg=\\\"fake\\\" \\\\\",\"pid\":\"7\"}"));
+    ck_assert_ptr_nonnull(strstr(
+        format(LOG_FORMAT_JSON, message),
+        "\"msg\":\"asked\",\"because\":\"x level=error msg=\\\"fake\\\" \\\\\",\"pid\":\"7\"}"));
 }
 END_TEST
 
