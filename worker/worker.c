@@ -340,13 +340,20 @@ static void *step_thread(void *arg) {
 
 // ---- the I/O thread ----------------------------------------------------------------------------
 
-// What the ranks of a group must have in common, for the HELLO. A model that cannot be opened is
-// told by the start, in its own words.
+// Shapes alone serve on a device that does not compute.
+static bool has_weights(const struct worker *worker) {
+    const struct device_table *table = device_find(worker->options->engine.device);
+    return !weights_shapes_only(worker->weights) || (table != NULL && !table->computes);
+}
+
+// What the ranks of a group must have in common, for the HELLO. A model that cannot be opened, or
+// whose weights are gone, has no digest: the start tells why, in its own words.
 static void introduce(struct worker *worker) {
     const struct engine_options *o = &worker->options->engine;
     worker->rank = o->shard.rank;
     worker->world = o->shard.world > 1 ? o->shard.world : 1;
-    if (weights_open(o->model_path, &worker->weights, &worker->start_error) == STATUS_OK) {
+    if (weights_open(o->model_path, &worker->weights, &worker->start_error) == STATUS_OK &&
+        has_weights(worker)) {
         snprintf(worker->model_digest, sizeof worker->model_digest, "%s",
                  weights_digest(worker->weights));
     }

@@ -20,7 +20,7 @@ struct words {
 // True when the word is `name VALUE` or `name=VALUE`, and when a value is missing, which is wrong.
 bool words_take(struct words *words, const char *name, const char **out);
 bool words_are(const struct words *words, const char *name, const char *other);
-// `-o FORMAT`: true for json, and wrong for others. NULL, a value that is missing, is wrong already.
+// `-o FORMAT`: true for json, and wrong for others. NULL is a value that was missing.
 bool words_take_json(struct words *words, const char *format);
 // The word is nothing that the verb knows.
 void words_unknown(struct words *words);

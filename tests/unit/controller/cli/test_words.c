@@ -52,9 +52,9 @@ START_TEST(sizes_are_taken) {
 END_TEST
 
 START_TEST(a_wrong_size_is_named) {
-    static const char *const sizes[] = {"1e300", "1e3",   "0x",   "0x10", ".5G",  "5.M",   "5.",
-                                        "16MiBB", "512iB", "1.5",  "B",    "nan",  "--5",   "1.2.3",
-                                        "+",     "99999999T", "5 M"};
+    static const char *const sizes[] = {"1e300", "1e3",    "0x",    "0x10",      ".5G", "5.M",
+                                        "5.",    "16MiBB", "512iB", "1.5",       "B",   "nan",
+                                        "--5",   "1.2.3",  "+",     "99999999T", "5 M"};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         char wanted[64];
         snprintf(wanted, sizeof wanted, "SIZE '%s'", sizes[i]);
