@@ -2,6 +2,7 @@
 #include "common/log.h"
 
 #include "common/clock.h"
+#include "common/invariant.h"
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -113,6 +114,10 @@ static size_t tail_start(const char *message) {
     return length;
 }
 
+static bool is_escape(const char *at) {
+    return at[0] == '\\' && (at[1] == '"' || at[1] == '\\');
+}
+
 // One "key=value" or key="quoted value" at `at`; returns its end.
 static const char *next_pair(const char *at, const char **key, size_t *key_bytes,
                              const char **value, size_t *value_bytes) {
@@ -130,7 +135,7 @@ static const char *next_pair(const char *at, const char **key, size_t *key_bytes
     start += quoted ? 1 : 0;
     const char *end = start;
     while (*end != '\0' && *end != (quoted ? '"' : ' ')) {
-        end++;
+        end += quoted && is_escape(end) ? 2 : 1;
     }
     *value = start;
     *value_bytes = (size_t)(end - start);
@@ -145,6 +150,15 @@ static void stamp_time(uint64_t unix_ms, char *out) {
     snprintf(out + n, STAMP_BYTES - n, ".%03uZ", (unsigned)(unix_ms % 1000));
 }
 
+// Backslashes that log_value put are ours: JSON gets its own.
+static void put_json_value(struct line *line, const char *value, size_t byte_count) {
+    bool quoted = value[-1] == '"';    // else behind the equals sign
+    for (size_t i = 0; i < byte_count; i++) {
+        i += quoted && i + 1 < byte_count && is_escape(value + i) ? 1 : 0;
+        put_escaped(line, value + i, 1);
+    }
+}
+
 static void format_json(struct line *line, const char *message, size_t tail) {
     put_str(line, ",\"msg\":\"");
     put_escaped(line, message, tail);
@@ -156,18 +170,18 @@ static void format_json(struct line *line, const char *message, size_t tail) {
         put_str(line, ",\"");
         put_escaped(line, key, key_bytes);
         put_str(line, "\":\"");
-        put_escaped(line, value, value_bytes);
+        put_json_value(line, value, value_bytes);
         put_str(line, "\"");
     }
     put_str(line, "}");
 }
 
-size_t log_format_line(const struct log_stamp *stamp, const char *message, char *out,
-                       size_t out_bytes) {
+// The key=value pairs begin at `tail`.
+static size_t format_line(const struct log_stamp *stamp, const char *message, size_t tail,
+                          char *out, size_t out_bytes) {
     struct line line = {out, 0, out_bytes - 1};
     char time_text[STAMP_BYTES];
     stamp_time(stamp->unix_ms, time_text);
-    size_t tail = tail_start(message);
     const char *level = level_names[stamp->level];
     if (stamp->format == LOG_FORMAT_JSON) {
         put_str(&line, "{\"ts\":\"");
@@ -209,6 +223,20 @@ size_t log_format_line(const struct log_stamp *stamp, const char *message, char 
     return line.used;
 }
 
+size_t log_format_line(const struct log_stamp *stamp, const char *message, char *out,
+                       size_t out_bytes) {
+    return format_line(stamp, message, tail_start(message), out, out_bytes);
+}
+
+static void write_line(enum log_level level, const char *source, const char *message, size_t tail) {
+    char line[LINE_BYTES + 256];
+    struct log_stamp stamp = {level, sink_format, clock_unix_ms(), source};
+    size_t length = format_line(&stamp, message, tail, line, sizeof line - 1);
+    line[length] = '\n';
+    ssize_t written = write(STDERR_FILENO, line, length + 1);
+    (void)written;    // nowhere left to complain
+}
+
 void log_line(enum log_level level, const char *source, const char *format, ...) {
     if (!log_enabled(level)) {
         return;
@@ -218,13 +246,47 @@ void log_line(enum log_level level, const char *source, const char *format, ...)
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
-    char line[LINE_BYTES + 256];
-    struct log_stamp stamp = {level, sink_format, clock_unix_ms(), source};
-    size_t length = log_format_line(&stamp, message, line, sizeof line - 1);
-    line[length] = '\n';
-    ssize_t written = write(STDERR_FILENO, line, length + 1);
-    (void)written;    // nowhere left to complain
+    write_line(level, source, message, tail_start(message));
 }
+
+// ---- values ------------------------------------------------------------------------------------
+
+static bool needs_escape(char c) {
+    return c == '"' || c == '\\';
+}
+
+const char *log_value(const char *text, char room[LOG_VALUE_BYTES]) {
+    size_t used = 0;
+    for (; *text != '\0' && used + 2 < LOG_VALUE_BYTES; text++) {
+        if (needs_escape(*text)) {
+            room[used++] = '\\';
+        }
+        room[used++] = *text;
+    }
+    room[used] = '\0';
+    return room;
+}
+
+void log_value_append(struct buf *message, const char *text, size_t byte_count) {
+    bool plain = true;
+    for (size_t i = 0; i < byte_count && plain; i++) {
+        plain = (unsigned char)text[i] > ' ' && text[i] != 0x7F && !needs_escape(text[i]);
+    }
+    if (plain) {
+        buf_append(message, text, byte_count);
+        return;
+    }
+    buf_append_byte(message, '"');
+    for (size_t i = 0; i < byte_count; i++) {
+        if (needs_escape(text[i])) {
+            buf_append_byte(message, '\\');
+        }
+        buf_append_byte(message, (uint8_t)text[i]);
+    }
+    buf_append_byte(message, '"');
+}
+
+// ---- many lines --------------------------------------------------------------------------------
 
 void log_batch_add(struct buf *lines, enum log_level level, const char *source,
                    const char *message) {
@@ -269,8 +331,15 @@ void log_batch_write(struct buf *lines) {
 }
 
 void log_failure(const char *source, const struct error *err) {
-    log_error(source, "%s%s%s code=%s", err->message, err->hint[0] != '\0' ? "; " : "", err->hint,
-              status_name(err->status));
+    // Whatever the sentence quotes is no pair of ours.
+    char message[LINE_BYTES];
+    int tail = snprintf(message, sizeof message, "%s%s%s", err->message,
+                        err->hint[0] != '\0' ? "; " : "", err->hint);
+    INVARIANT(tail >= 0 && (size_t)tail < sizeof message);
+    snprintf(message + tail, sizeof message - (size_t)tail, " code=%s", status_name(err->status));
+    if (log_enabled(LOG_LEVEL_ERROR)) {
+        write_line(LOG_LEVEL_ERROR, source, message, (size_t)tail);
+    }
     for (uint32_t i = 0; i < err->hop_count; i++) {
         log_debug(source, "raised at=%s:%d", err->hops[i].file, err->hops[i].line);
     }

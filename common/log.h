@@ -13,7 +13,8 @@
 // The idea: the caller writes one printf-like text whose first words are the message and whose tail
 // is made of key=value pairs ("request method=GET status=200"); the sink adds time, level and
 // module, and writes it as text, logfmt or JSON. A value with spaces is written key="in double
-// quotes" by the caller. No prompt, no output, no API key is ever logged.
+// quotes" by the caller; what others wrote goes through log_value, so that it ends where the caller
+// ends it. No prompt, no output, no API key is ever logged.
 //
 //   Owns       the process-wide sink: level, format, file descriptor.
 //   Thread     any; a line is one write. A batch belongs to one thread.
@@ -40,6 +41,13 @@ void log_line(enum log_level level, const char *source, const char *format, ...)
 #define log_warn(source, ...) log_line(LOG_LEVEL_WARN, (source), __VA_ARGS__)
 #define log_info(source, ...) log_line(LOG_LEVEL_INFO, (source), __VA_ARGS__)
 #define log_debug(source, ...) log_line(LOG_LEVEL_DEBUG, (source), __VA_ARGS__)
+
+// What a client, an operator or another process wrote, to stand between the double quotes of a
+// value: quotes and backslashes get a backslash. Cut to the room. Returns `room`.
+enum { LOG_VALUE_BYTES = 2048 };
+const char *log_value(const char *text, char room[LOG_VALUE_BYTES]);
+// The same appended to a message of log_batch_add, with quotes around it only where it needs some.
+void log_value_append(struct buf *message, const char *text, size_t byte_count);
 
 // Lines that wait to be written together, for a source of many: `message` as above, without printf.
 // Whoever keeps `lines` writes them soon, once per turn of its loop, so that no more are lost with

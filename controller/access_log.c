@@ -2,6 +2,7 @@
 #include "controller/access_log.h"
 
 #include "common/log.h"
+#include <string.h>
 
 enum { LINES_BYTES_MAX = 1024 * 1024, LINES_BYTES_FULL = 64 * 1024, MESSAGE_BYTES_MAX = 8192 };
 
@@ -31,7 +32,8 @@ static void put_ms(struct buf *out, const char *key, uint64_t us) {
 
 static void put_text(struct buf *out, const char *key, const char *text) {
     buf_append_str(out, key);
-    buf_append_str(out, text[0] == '\0' ? "-" : text);
+    text = text[0] == '\0' ? "-" : text;
+    log_value_append(out, text, strlen(text));
 }
 
 static void put_count(struct buf *out, const char *key, uint64_t count) {
@@ -43,10 +45,10 @@ void access_log_add(struct access_log *log, const struct api_access *access) {
     struct buf *message = &log->message;
     buf_reset(message);
     buf_append_str(message, "request method=");
-    buf_append(message, access->method.text, access->method.byte_count);
+    log_value_append(message, access->method.text, access->method.byte_count);
     buf_append_str(message, " path=");
     size_t path_bytes = access->path.byte_count;
-    buf_append(message, access->path.text, path_bytes < 4096 ? path_bytes : 4096);
+    log_value_append(message, access->path.text, path_bytes < 2048 ? path_bytes : 2048);
     put_count(message, " status=", (uint64_t)access->status);
     put_text(message, " request_id=", access->request_id);
     put_text(message, " key_name=", access->key_name);

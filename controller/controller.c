@@ -289,7 +289,9 @@ static void on_lost(void *ctx, uint32_t group, const char *reason, uint32_t exit
     // A start that failed for a reason that another try will not change ends the service, unless
     // other groups may come.
     if (exit_code != 0 && !c->announced && c->groups == 1) {
-        log_error("controller", "a worker cannot start group=%u reason=\"%s\"", group, reason);
+        char why[LOG_VALUE_BYTES];
+        log_error("controller", "a worker cannot start group=%u reason=\"%s\"", group,
+                  log_value(reason, why));
         api_set_failed(c->api, reason);
         c->exit_code = (int)exit_code;
         c->closed = true;

@@ -172,8 +172,9 @@ static enum status on_resize_kv(void *ctx, const struct admin_resize *ask, struc
     uint32_t blocks = 0;
     TRY(group_asked(c, ask->group, &group, err));
     TRY(blocks_asked(c, ask, group, &blocks, err));
-    log_info("controller", "kv resize asked operation=%llu group=%u blocks=%u because=\"%.200s\"",
-             (unsigned long long)ask->operation, group, blocks, ask->reason);
+    char why[LOG_VALUE_BYTES];
+    log_info("controller", "kv resize asked operation=%llu group=%u blocks=%u because=\"%s\"",
+             (unsigned long long)ask->operation, group, blocks, log_value(ask->reason, why));
     struct core_input input = {.kind = CORE_INPUT_RESIZE_KV,
                                .resize = {ask->operation, blocks, group}};
     controller_enqueue(c, &input);
@@ -210,10 +211,11 @@ void controller_operator_resized(struct controller *c, const struct core_action 
         .block_bytes = block_bytes(c),
         .reason = reason == NULL ? "" : reason,
     };
+    char why[LOG_VALUE_BYTES];
     log_info("controller",
              "kv resize ended operation=%llu state=%s asked=%u before=%u after=%u reason=\"%s\"",
              (unsigned long long)outcome.operation, outcome.state, outcome.blocks_asked,
-             outcome.blocks_before, outcome.blocks_after, outcome.reason);
+             outcome.blocks_before, outcome.blocks_after, log_value(outcome.reason, why));
     admin_resized(c->admin, &outcome);
 }
 
@@ -239,7 +241,9 @@ enum status controller_operator_open(struct controller *c, struct uv_loop_s *loo
 void controller_reload(struct controller *c) {
     struct error err = {0};
     if (keys_load(c->config, &c->keys, &err) != STATUS_OK) {
-        log_error("controller", "API keys stay as they were because=\"%s\"", err.message);
+        char why[LOG_VALUE_BYTES];
+        log_error("controller", "API keys stay as they were because=\"%s\"",
+                  log_value(err.message, why));
         return;
     }
     api_set_keys(c->api, c->keys.keys, c->keys.count);

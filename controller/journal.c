@@ -145,10 +145,11 @@ static void place_give_back(struct journal *journal, struct place *place) {
 
 // For good: a file with half of a response must not be found by a next controller.
 static void fail(struct journal *journal, const char *why) {
+    char text[LOG_VALUE_BYTES];
     log_warn("journal",
              "responses are no longer journalled: should this controller die, open streams are "
              "lost because=\"%s\" path=%s",
-             why, journal->path);
+             log_value(why, text), journal->path);
     journal->failed = true;
     if (unlink(journal->path) != 0 && errno != ENOENT && ftruncate(journal->fd, 0) != 0) {
         log_warn("journal", "the journal cannot be removed: remove it by hand path=%s",
@@ -260,8 +261,9 @@ static void gather(struct gathered *to, const struct journal_record *record) {
 }
 
 static void give_up(struct journal *journal, uint64_t entry, const char *why) {
+    char text[LOG_VALUE_BYTES];
     log_warn("journal", "a response is not continued entry=%llu because=\"%s\"",
-             (unsigned long long)entry, why);
+             (unsigned long long)entry, log_value(why, text));
     journal_end(journal, entry);
 }
 

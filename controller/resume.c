@@ -73,7 +73,9 @@ void resume_open(struct resume *resume, const char *run_dir, struct api *api) {
         return;
     }
     if (journal_open(path, on_found, &found, &resume->journal, &err) != STATUS_OK) {
-        log_warn("journal", "streams will not survive this controller because=\"%s\"", err.message);
+        char why[LOG_VALUE_BYTES];
+        log_warn("journal", "streams will not survive this controller because=\"%s\"",
+                 log_value(err.message, why));
         return;
     }
     if (found.count > 0) {

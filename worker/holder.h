@@ -53,6 +53,7 @@ struct holder_fds {
 struct holder_notes {
     char magic[16];
     _Atomic uint64_t epoch;    // the largest one that it was welcomed into
+    _Atomic bool joined;       // some child was ready in one
     struct kv_stamp kv;
     struct holder_watch watch;
 };

@@ -23,6 +23,7 @@ enum {
     FRAME_BYTES = BOUND_PLAN_BYTES + MESSAGE_HEADER_BYTES,
     ANSWERS = 16,    // last ones, for plans that arrive twice
     DIGEST_BYTES = 32,
+    FAILURE_BYTES = ERROR_MESSAGE_BYTES + 300,
     ATTACH_US = 600 * 1000 * 1000,    // other ranks may still load; an ABORT ends it at once
     JOIN_S = 5,    // patience with the step thread at the end: it may load, or hang
 };
@@ -100,6 +101,13 @@ static void report_capacity(struct worker *worker, const char *kv_note) {
     post_control(worker, LINK_FRAME_CAPACITY, &message);
 }
 
+// Sentence and hint, for the controller.
+static const char *write_failure(const struct error *err, char out[FAILURE_BYTES]) {
+    snprintf(out, FAILURE_BYTES, "%s%s%s", err->message, err->hint[0] == '\0' ? "" : "; ",
+             err->hint);
+    return out;
+}
+
 // ---- epochs ------------------------------------------------------------------------------------
 
 // This rank cannot go on in its epoch: the controller begins another one. Number 0, which no plan
@@ -141,6 +149,13 @@ static enum status join_group(struct worker *worker, const struct link_welcome *
     return STATUS_OK;
 }
 
+// The host has no room for the group's memory, and it is not known to have had some: a start that
+// failed. Once a group was there, others may have taken the room for a while.
+static bool never_fits(const struct worker *worker, enum status status) {
+    bool host = status == STATUS_EXHAUSTED || status == STATUS_IO;
+    return host && !worker->options->notes->joined;
+}
+
 static void forget_answers(struct worker *worker) {
     for (int i = 0; i < ANSWERS; i++) {
         worker->answers[i].seq = 0;
@@ -163,10 +178,15 @@ static void begin_epoch(struct worker *worker, const struct link_welcome *welcom
     if (status == STATUS_CANCELLED) {
         log_info("worker", "the group did not form: %s",
                  err.message);    // the next WELCOME follows
+    } else if (status != STATUS_OK && never_fits(worker, status)) {
+        worker->start_status = status;
+        worker->start_error = err;
     } else if (status != STATUS_OK) {
+        char text[FAILURE_BYTES];
         log_failure("worker", &err);
-        report_fault(worker, 0, err.message);
+        report_fault(worker, 0, write_failure(&err, text));
     } else {
+        worker->options->notes->joined = true;
         report_capacity(worker, "");
     }
 }
@@ -259,6 +279,9 @@ static enum status run_plan(struct worker *worker, size_t bytes, struct error *e
 // ---- the step thread's life --------------------------------------------------------------------
 
 static enum status start_engine(struct worker *worker) {
+    if (worker->weights == NULL) {
+        return worker->start_error.status;    // another try would start with what nobody compared
+    }
     struct engine_options options = worker->options->engine;
     options.progress = report_progress;
     options.progress_ctx = worker;
@@ -270,14 +293,14 @@ static enum status start_engine(struct worker *worker) {
 
 static void fail_start(struct worker *worker) {
     log_failure("worker", &worker->start_error);
-    char text[ERROR_MESSAGE_BYTES + 300];
-    snprintf(text, sizeof text, "%s%s%s", worker->start_error.message,
-             worker->start_error.hint[0] == '\0' ? "" : "; ", worker->start_error.hint);
+    char text[FAILURE_BYTES];
     struct control_message message = {
         .kind = MESSAGE_KIND_GOODBYE,
-        .text = {.code = (uint32_t)exit_code_for(worker->start_status), .text = text},
+        .text = {.code = (uint32_t)exit_code_for(worker->start_status),
+                 .text = write_failure(&worker->start_error, text)},
     };
     post_control(worker, LINK_FRAME_FAILED, &message);
+    frame_queue_close(worker->from_step);
 }
 
 static void *step_thread(void *arg) {
@@ -285,7 +308,6 @@ static void *step_thread(void *arg) {
     worker->start_status = start_engine(worker);
     if (worker->start_status != STATUS_OK) {
         fail_start(worker);
-        frame_queue_close(worker->from_step);
         return NULL;
     }
     log_info("worker", "engine ready isa=%s attached=%d", engine_isa(worker->engine),
@@ -293,7 +315,8 @@ static void *step_thread(void *arg) {
     worker->progress.started = true;
     uint32_t kind = 0;
     size_t bytes = 0;
-    while (frame_queue_wait(worker->to_step, &kind, worker->frame, &bytes) == STATUS_OK) {
+    while (worker->start_status == STATUS_OK &&
+           frame_queue_wait(worker->to_step, &kind, worker->frame, &bytes) == STATUS_OK) {
         struct error err = {0};
         if (kind == LINK_FRAME_WELCOME) {
             struct link_welcome welcome;
@@ -307,6 +330,9 @@ static void *step_thread(void *arg) {
             log_failure("worker", &err);
         }
     }
+    if (worker->start_status != STATUS_OK) {
+        fail_start(worker);
+    }
     engine_destroy(worker->engine);
     worker->engine = NULL;
     return NULL;
@@ -314,14 +340,20 @@ static void *step_thread(void *arg) {
 
 // ---- the I/O thread ----------------------------------------------------------------------------
 
-// What the ranks of a group must have in common, for the HELLO. A model that cannot be opened is
-// told by the start, in its own words.
+// Shapes alone serve on a device that does not compute.
+static bool has_weights(const struct worker *worker) {
+    const struct device_table *table = device_find(worker->options->engine.device);
+    return !weights_shapes_only(worker->weights) || (table != NULL && !table->computes);
+}
+
+// What the ranks of a group must have in common, for the HELLO. A model that cannot be opened, or
+// whose weights are gone, has no digest: the start tells why, in its own words.
 static void introduce(struct worker *worker) {
     const struct engine_options *o = &worker->options->engine;
     worker->rank = o->shard.rank;
     worker->world = o->shard.world > 1 ? o->shard.world : 1;
-    struct error err = {0};
-    if (weights_open(o->model_path, &worker->weights, &err) == STATUS_OK) {
+    if (weights_open(o->model_path, &worker->weights, &worker->start_error) == STATUS_OK &&
+        has_weights(worker)) {
         snprintf(worker->model_digest, sizeof worker->model_digest, "%s",
                  weights_digest(worker->weights));
     }

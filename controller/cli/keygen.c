@@ -3,6 +3,7 @@
 
 #include "common/exit_code.h"
 #include "common/status.h"
+#include "controller/cli/words.h"
 #include "proto/link_keys.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -131,35 +132,29 @@ static enum status check(const struct options *options, struct error *err) {
     return STATUS_OK;
 }
 
-static const char *value_of(const char *word, const char *flag, int argc, char **argv, int *i) {
-    size_t length = strlen(flag);
-    if (strncmp(word, flag, length) != 0) {
-        return NULL;
-    }
-    if (word[length] == '=') {
-        return word + length + 1;
-    }
-    return word[length] == '\0' && *i + 1 < argc ? argv[++*i] : NULL;
-}
-
 static bool parse(int argc, char **argv, struct options *out) {
-    for (int i = 1; i < argc; i++) {
-        const char *word = argv[i];
-        const char *value;
-        if ((value = value_of(word, "--out", argc, argv, &i)) != NULL) {
-            out->out = value;
-        } else if ((value = value_of(word, "--ids", argc, argv, &i)) != NULL) {
-            out->ids = value;
-        } else if ((value = value_of(word, "--role", argc, argv, &i)) != NULL) {
-            out->role = value;
-        } else if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
+    struct words words = {.verb = "keygen", .argc = argc, .argv = argv};
+    for (words.at = 1; words.at < argc && !words.wrong; words.at++) {
+        const char *word = argv[words.at];
+        if (words_take(&words, "--out", &out->out) || words_take(&words, "--ids", &out->ids) ||
+            words_take(&words, "--role", &out->role)) {
+            continue;
+        }
+        if (words_are(&words, "--help", "-h")) {
             out->help = true;
         } else if (word[0] != '-' && out->name_count < NAMES_MAX) {
             out->names[out->name_count++] = word;
+        } else if (word[0] != '-') {
+            fprintf(stderr, "tare keygen: '%s' is one name too many: %d at once\n", word,
+                    NAMES_MAX);
+            words.wrong = true;
         } else {
-            fprintf(stderr, "tare keygen: '%s' is not known here, or too much\n%s", word, USAGE);
-            return false;
+            words_unknown(&words);
         }
+    }
+    if (words.wrong) {
+        fputs(USAGE, stderr);
+        return false;
     }
     if (out->name_count == 0 && !out->help) {
         fprintf(stderr, "tare keygen: whose keys? Give a name\n%s", USAGE);

@@ -4,6 +4,7 @@
 #include "common/config.h"
 #include "common/json.h"
 #include "controller/cli/admin_client.h"
+#include "controller/cli/words.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +12,7 @@ enum { SIZE_BYTES = 64, TIMEOUT_S = 600, NO_WAIT_MS = 5000, ANSWER_BYTES_MAX = 6
 
 struct options {
     const char *group, *size;
-    const char *run_dir, *reason;
+    const char *run_dir, *reason, *timeout;
     int64_t amount;
     bool bytes, relative;
     bool no_wait, json, help;
@@ -30,6 +31,10 @@ static const char USAGE[] =
     "  --run-dir DIR   of the controller (default: the only server of yours on this host)\n"
     "  --json, -o json one JSON object in place of the sentence\n";
 
+static bool is_digit(char c) {
+    return c >= '0' && c <= '9';
+}
+
 // "100" and "+100" are blocks; "512M", "-1.5GiB" and "4096B" bytes.
 static bool parse_size(struct options *out) {
     const char *text = out->size;
@@ -38,93 +43,93 @@ static bool parse_size(struct options *out) {
     text += out->relative ? 1 : 0;
     char number[SIZE_BYTES];
     size_t length = strlen(text);
-    if (length == 0 || length >= sizeof number || *text < '0' || *text > '9') {
+    // Digits, perhaps with a point between them: the forms of C are no sizes.
+    size_t digits = strspn(text, "0123456789.");
+    if (length >= sizeof number || digits == 0 || !is_digit(text[0]) ||
+        !is_digit(text[digits - 1]) || length > digits + 3) {
         return false;
     }
     memcpy(number, text, length + 1);
-    out->bytes = strchr("0123456789", number[length - 1]) == NULL;
-    if (number[length - 1] == 'B') {
+    out->bytes = length > digits;
+    if (out->bytes && number[length - 1] == 'B') {
         number[--length] = '\0';
-        if (length > 0 && number[length - 1] == 'i') {
+        if (length > digits + 1 && number[length - 1] == 'i') {
             number[--length] = '\0';
         }
     }
-    if (!config_human_int(number, &out->amount)) {
+    if (strpbrk(number, "eExX") != NULL || !config_human_int(number, &out->amount)) {
         return false;
     }
     out->amount = minus ? -out->amount : out->amount;
     return true;
 }
 
-// `--name VALUE` or `--name=VALUE`.
-static bool take_value(int argc, char **argv, int *at, const char *name, const char **out) {
-    size_t length = strlen(name);
-    if (strcmp(argv[*at], name) == 0 && *at + 1 < argc) {
-        *out = argv[++*at];
-        return true;
-    }
-    if (strncmp(argv[*at], name, length) == 0 && argv[*at][length] == '=') {
-        *out = argv[*at] + length + 1;
-        return true;
-    }
-    return false;
-}
-
-static bool is_flag(const char *word, struct options *out) {
-    if (strcmp(word, "--json") == 0 || strcmp(word, "-ojson") == 0) {
+static bool is_flag(struct words *words, struct options *out) {
+    const char *output = NULL;
+    if (words_are(words, "--json", "-ojson")) {
         out->json = true;
-    } else if (strcmp(word, "--wait") == 0) {
-        out->no_wait = false;
-    } else if (strcmp(word, "--no-wait") == 0) {
-        out->no_wait = true;
-    } else if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
+    } else if (words_take(words, "-o", &output)) {
+        out->json = words_take_json(words, output);
+    } else if (words_are(words, "--wait", "--no-wait")) {
+        out->no_wait = strcmp(words->argv[words->at], "--no-wait") == 0;
+    } else if (words_are(words, "--help", "-h")) {
         out->help = true;
     } else {
+        return words_take(words, "--run-dir", &out->run_dir) ||
+               words_take(words, "--reason", &out->reason) ||
+               words_take(words, "--timeout", &out->timeout);
+    }
+    return true;
+}
+
+// What the words are worth.
+static bool check(struct options *out) {
+    out->timeout_s = TIMEOUT_S;
+    if (out->timeout != NULL && (!config_human_int(out->timeout, &out->timeout_s) ||
+                                 out->timeout_s < 1 || out->timeout_s > 86400)) {
+        fprintf(stderr, "tare resize: --timeout '%s': it takes 1 to 86400 seconds\n", out->timeout);
+        return false;
+    }
+    if (out->size == NULL) {
+        fprintf(stderr, "tare resize: GROUP and SIZE are needed\n%s", USAGE);
+        return false;
+    }
+    if (!parse_size(out)) {
+        fprintf(stderr,
+                "tare resize: SIZE '%s': it takes whole blocks such as 100, or bytes with a unit "
+                "such as 512M or 1.5GiB (B, k, K, M, G or T), and + or - before it to change what "
+                "there is\n",
+                out->size);
         return false;
     }
     return true;
 }
 
 static bool parse(int argc, char **argv, struct options *out) {
-    const char *output = NULL, *timeout = NULL;
-    uint32_t words = 0;
-    for (int i = 1; i < argc; i++) {
-        const char *word = argv[i];
-        bool taken = is_flag(word, out) || take_value(argc, argv, &i, "--run-dir", &out->run_dir) ||
-                     take_value(argc, argv, &i, "--reason", &out->reason) ||
-                     take_value(argc, argv, &i, "--timeout", &timeout) ||
-                     take_value(argc, argv, &i, "-o", &output);
-        if (taken) {
+    struct words words = {.verb = "resize", .argc = argc, .argv = argv};
+    bool kv = false;
+    for (words.at = 1; words.at < argc && !words.wrong; words.at++) {
+        const char *word = argv[words.at];
+        if (is_flag(&words, out)) {
             continue;
         }
-        if (words == 0 && strcmp(word, "kv") == 0) {
-            words++;
-        } else if (words == 1) {
+        if (strncmp(word, "--", 2) == 0) {
+            words_unknown(&words);
+        } else if (!kv && strcmp(word, "kv") == 0) {
+            kv = true;
+        } else if (kv && out->group == NULL) {
             out->group = word;
-            words++;
-        } else if (words == 2) {
+        } else if (kv && out->size == NULL) {
             out->size = word;
-            words++;
         } else {
-            fprintf(stderr, "tare resize: '%s' is not known here\n%s", word, USAGE);
-            return false;
+            words_unknown(&words);
         }
     }
-    out->json = out->json || (output != NULL && strcmp(output, "json") == 0);
-    out->timeout_s = TIMEOUT_S;
-    if (out->help) {
-        return true;
-    }
-    if (timeout != NULL && (!config_human_int(timeout, &out->timeout_s) || out->timeout_s < 1 ||
-                            out->timeout_s > 86400)) {
-        fprintf(stderr, "tare resize: --timeout takes 1 to 86400 seconds\n");
-        return false;
-    }
-    if (words < 3 || !parse_size(out)) {
+    if (words.wrong) {
         fputs(USAGE, stderr);
         return false;
     }
-    return true;
+    return out->help || check(out);
 }
 
 static void write_body(const struct options *options, struct buf *out) {

@@ -4,6 +4,7 @@
 #include "common/buf.h"
 #include "common/json.h"
 #include "controller/cli/admin_client.h"
+#include "controller/cli/words.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -162,28 +163,23 @@ static const char GET_USAGE[] =
     "`tare status --json` has the same and more as one JSON object\n";
 
 static bool parse(int argc, char **argv, struct options *out) {
-    for (int i = 1; i < argc; i++) {
-        const char *word = argv[i];
-        const char *next = i + 1 < argc ? argv[i + 1] : NULL;
-        if (strcmp(word, "--json") == 0 || strcmp(word, "-ojson") == 0) {
+    struct words words = {.verb = out->verb, .argc = argc, .argv = argv};
+    for (words.at = 1; words.at < argc && !words.wrong; words.at++) {
+        const char *output = NULL;
+        if (words_are(&words, "--json", "-ojson")) {
             out->json = true;
-        } else if (strcmp(word, "-o") == 0 && next != NULL && strcmp(next, "json") == 0) {
-            out->json = true;
-            i++;
-        } else if (strncmp(word, "--run-dir=", 10) == 0) {
-            out->run_dir = word + 10;
-        } else if (strcmp(word, "--run-dir") == 0 && next != NULL) {
-            out->run_dir = next;
-            i++;
-        } else if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
+        } else if (words_take(&words, "-o", &output)) {
+            out->json = words_take_json(&words, output);
+        } else if (words_are(&words, "--help", "-h")) {
             out->help = true;
-        } else {
-            fprintf(stderr, "tare %s: '%s' is not known here\n%s", out->verb, word,
-                    out->view == VIEW_ALL ? USAGE : GET_USAGE);
-            return false;
+        } else if (!words_take(&words, "--run-dir", &out->run_dir)) {
+            words_unknown(&words);
         }
     }
-    return true;
+    if (words.wrong) {
+        fputs(out->view == VIEW_ALL ? USAGE : GET_USAGE, stderr);
+    }
+    return !words.wrong;
 }
 
 static int ask(const struct options *options) {

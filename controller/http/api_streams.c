@@ -244,8 +244,9 @@ static void stream_fail(struct api *api, struct api_stream *stream, const char *
     buf_deinit(&stream->exchange.out);
     api_fail(&stream->failure, API_CODE_NOT_RESUMABLE, NULL,
              "This response cannot be continued: %.400s", why);
+    char text[LOG_VALUE_BYTES];
     log_warn("http", "a response of an earlier controller is not continued id=%s because=\"%s\"",
-             stream->body_id, why);
+             stream->body_id, log_value(why, text));
 }
 
 static bool replay(struct api_call *call, const struct buf *steps) {

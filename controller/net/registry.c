@@ -140,6 +140,11 @@ static void index_names(struct registry *registry) {
 
 // ---- joining -----------------------------------------------------------------------------------
 
+// Whoever could not open its model has no digest, and leaves with the reason.
+static bool models_differ(const char *digest, const char *other) {
+    return digest[0] != '\0' && other[0] != '\0' && strcmp(digest, other) != 0;
+}
+
 // All workers of a controller serve one model, and all ranks of a group have one configuration:
 // whoever is there already sets them.
 static enum status judge_digests(const struct registry *registry, const struct message_hello *hello,
@@ -150,7 +155,7 @@ static enum status judge_digests(const struct registry *registry, const struct m
         if (other->state == MEMBER_STATE_AWAY || itself) {
             continue;
         }
-        if (strcmp(other->model_digest, hello->model_digest) != 0) {
+        if (models_differ(other->model_digest, hello->model_digest)) {
             return error_set(err, STATUS_VERSION,
                              "its model has digest '%.32s', that of '%s' has '%.32s': give all "
                              "workers the same model",
@@ -224,13 +229,17 @@ void registry_take(struct registry *registry, struct member *member, const char 
     member->unreachable = false;
     member->challenged_us = 0;
     member->heartbeat = (struct message_heartbeat){0};
+    struct group_place *place = registry_group(registry, member->group);
+    place->fruitless = 0;    // what was wrong may have been the process before
+    place->retry_us = place->futile > REGISTRY_FUTILE_EPOCHS ? place->retry_us : 0;
     index_names(registry);
 }
 
 bool registry_complete(const struct registry *registry, uint32_t group) {
     const struct group_place *place = &registry->groups[group];
     for (uint32_t r = 0; r < registry->options.world; r++) {
-        if (place->members[r].state == MEMBER_STATE_AWAY) {
+        const struct member *member = &place->members[r];
+        if (member->state == MEMBER_STATE_AWAY || member->model_digest[0] == '\0') {
             return false;
         }
     }
@@ -250,6 +259,7 @@ void registry_begin(struct registry *registry, uint32_t group, uint64_t epoch,
     INVARIANT(registry_complete(registry, group) && epoch > place->epoch);
     place->epoch = epoch;
     place->ready = false;
+    place->answered = false;
     snprintf(place->comm_id, sizeof place->comm_id, "%s", comm_id);
     for (uint32_t r = 0; r < registry->options.world; r++) {
         struct member *member = &place->members[r];
@@ -262,21 +272,30 @@ void registry_begin(struct registry *registry, uint32_t group, uint64_t epoch,
     }
 }
 
-// A few epochs may end before they are ready, of ranks that die one after the other. Where it goes
-// on so, something is wrong that another epoch at once would not change.
-static void count_futile(struct group_place *place, uint64_t now_us) {
-    place->futile = place->ready ? 0 : place->futile + 1;
-    place->retry_us = 0;
-    if (place->futile > REGISTRY_FUTILE_EPOCHS) {
-        uint32_t doublings = place->futile - REGISTRY_FUTILE_EPOCHS - 1;
-        doublings = doublings < REGISTRY_RETRY_DOUBLINGS ? doublings : REGISTRY_RETRY_DOUBLINGS;
-        place->retry_us = now_us + ((uint64_t)REGISTRY_RETRY_US << doublings);
+static uint64_t wait_us(uint32_t epochs, uint32_t allowed) {
+    if (epochs <= allowed) {
+        return 0;
     }
+    uint32_t doublings = epochs - allowed - 1;
+    doublings = doublings < REGISTRY_RETRY_DOUBLINGS ? doublings : REGISTRY_RETRY_DOUBLINGS;
+    return (uint64_t)REGISTRY_RETRY_US << doublings;
 }
 
-void registry_end(struct registry *registry, uint32_t group, uint64_t now_us) {
+// A few epochs may end before they are ready, of ranks that die one after the other. Where it goes
+// on so, something is wrong that another epoch at once would not change; and so it is where epochs
+// are ready and no step of theirs is answered.
+static void count_end(struct group_place *place, bool given_up, uint64_t now_us) {
+    place->futile = place->ready ? 0 : place->futile + 1;
+    place->fruitless += place->ready && given_up && !place->answered ? 1 : 0;
+    uint64_t futile_us = wait_us(place->futile, REGISTRY_FUTILE_EPOCHS);
+    uint64_t fruitless_us = given_up ? wait_us(place->fruitless, REGISTRY_FRUITLESS_EPOCHS) : 0;
+    uint64_t longer_us = futile_us > fruitless_us ? futile_us : fruitless_us;
+    place->retry_us = longer_us > 0 ? now_us + longer_us : 0;
+}
+
+void registry_end(struct registry *registry, uint32_t group, bool given_up, uint64_t now_us) {
     struct group_place *place = registry_group(registry, group);
-    count_futile(place, now_us);
+    count_end(place, given_up, now_us);
     place->epoch = 0;
     place->ready = false;
     for (uint32_t r = 0; r < registry->options.world; r++) {
@@ -306,6 +325,17 @@ void registry_answered(struct member *member, uint64_t seq) {
     if (seq > member->answered_seq) {
         member->answered_seq = seq;
     }
+}
+
+void registry_believed(struct registry *registry, uint32_t group, uint64_t seq) {
+    struct group_place *place = registry_group(registry, group);
+    for (uint32_t r = 0; r < registry->options.world; r++) {
+        if (place->members[r].answered_seq < seq) {
+            return;
+        }
+    }
+    place->answered = true;
+    place->fruitless = 0;
 }
 
 bool registry_outstanding(const struct registry *registry, uint32_t group) {

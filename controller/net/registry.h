@@ -67,8 +67,10 @@ struct group_place {
     struct member *members;    // [world]
     uint64_t epoch;            // 0 while it has none
     bool ready;
-    uint32_t futile;      // epochs in a row that ended before the group was ready
-    uint64_t retry_us;    // no epoch begins before, when there were many
+    bool answered;         // a step of this epoch, by every rank, and the answers were believed
+    uint32_t futile;       // epochs in a row that ended before the group was ready
+    uint32_t fruitless;    // given up in a row before a step of theirs was answered
+    uint64_t retry_us;     // no epoch begins before, when there were many
     char comm_id[MESSAGE_COMM_ID_DIGITS + 1];
     uint64_t plan_us;    // last plan
     uint64_t said_us;    // last heartbeat to it
@@ -97,7 +99,8 @@ struct member *registry_find(struct registry *registry, const char *peer);
 // ---- joining -----------------------------------------------------------------------------------
 
 // Whether this process may take its place, as far as the HELLO alone says. INVALID or VERSION names
-// the difference and both sides of it.
+// the difference and both sides of it. One that could not open its model has no digest of it: it is
+// let in to say why, and no epoch begins with it.
 enum status registry_judge(struct registry *registry, const struct message_hello *hello,
                            struct error *err) MUST_USE;
 // The member at the place of a judged HELLO, taken or not.
@@ -106,7 +109,7 @@ struct member *registry_place(struct registry *registry, const struct message_he
 void registry_take(struct registry *registry, struct member *member, const char *peer,
                    const char *user, const struct message_hello *hello);
 
-// Every rank is there.
+// Every rank is there, with its model.
 bool registry_complete(const struct registry *registry, uint32_t group);
 
 // ---- epochs ------------------------------------------------------------------------------------
@@ -117,10 +120,14 @@ bool registry_may_begin(const struct registry *registry, uint32_t group, uint64_
 void registry_begin(struct registry *registry, uint32_t group, uint64_t epoch, const char *comm_id);
 // The epoch is over: who is still there waits for the next one. When more than
 // REGISTRY_FUTILE_EPOCHS in a row ended before the group was ready, that is not at once: after
-// REGISTRY_RETRY_US, and twice as long each time, up to REGISTRY_RETRY_MAX_US.
-void registry_end(struct registry *registry, uint32_t group, uint64_t now_us);
+// REGISTRY_RETRY_US, and twice as long each time, up to REGISTRY_RETRY_MAX_US. So it is when more
+// than REGISTRY_FRUITLESS_EPOCHS in a row were `given_up`, with every rank there, before a step was
+// answered: ranks that always answer wrongly. A rank that is lost, or another process in its place,
+// makes nobody wait for that.
+void registry_end(struct registry *registry, uint32_t group, bool given_up, uint64_t now_us);
 enum {
     REGISTRY_FUTILE_EPOCHS = 3,
+    REGISTRY_FRUITLESS_EPOCHS = 1,
     REGISTRY_RETRY_US = 50 * 1000,
     REGISTRY_RETRY_DOUBLINGS = 6,
     REGISTRY_RETRY_MAX_US = REGISTRY_RETRY_US << REGISTRY_RETRY_DOUBLINGS,
@@ -132,6 +139,9 @@ enum {
 void registry_sent(struct registry *registry, uint32_t group, uint32_t rank_count, uint64_t seq,
                    uint64_t now_us);
 void registry_answered(struct member *member, uint64_t seq);
+// Nobody had anything against the group's answers so far: when all ranks have given theirs to this
+// plan, the epoch was of use.
+void registry_believed(struct registry *registry, uint32_t group, uint64_t seq);
 // A rank has not answered all that it was sent.
 bool registry_outstanding(const struct registry *registry, uint32_t group);
 

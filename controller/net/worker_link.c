@@ -181,8 +181,9 @@ static bool beat(struct worker_link *link, const struct member *member) {
 
 static void refuse(struct worker_link *link, const char *name, enum exit_code code,
                    const char *why) {
+    char text[LOG_VALUE_BYTES];
     link->counters.refused++;
-    log_warn("worker_link", "worker refused worker=%s because=\"%s\"", name, why);
+    log_warn("worker_link", "worker refused worker=%s because=\"%s\"", name, log_value(why, text));
     struct control_message message = {.kind = MESSAGE_KIND_REFUSED,
                                       .text = {.code = (uint32_t)code, .text = why}};
     enum status status = send_control(link, name, &message);
@@ -249,7 +250,7 @@ static void form(struct worker_link *link, uint32_t group, uint64_t now_us) {
 }
 
 // Whoever is there stops waiting for the others at once, and for the next welcome begins to.
-static void end_epoch(struct worker_link *link, uint32_t group, const char *reason) {
+static void end_epoch(struct worker_link *link, uint32_t group, bool given_up, const char *reason) {
     struct group_place *place = registry_group(link->registry, group);
     if (place->epoch == 0) {
         return;
@@ -268,21 +269,22 @@ static void end_epoch(struct worker_link *link, uint32_t group, const char *reas
             (void)status;    // a larger epoch says the same
         }
     }
-    registry_end(link->registry, group, link->polled_us);
+    registry_end(link->registry, group, given_up, link->polled_us);
 }
 
 static void lose(struct worker_link *link, struct member *member, const char *reason,
                  uint32_t exit_code) {
     uint32_t group = member->group;
+    char text[LOG_VALUE_BYTES];
     member->state = MEMBER_STATE_AWAY;
     log_warn("worker_link", "worker lost worker=%s group=%u rank=%u pid=%u reason=\"%s\"",
-             member->name, group, member->rank, member->pid, reason);
-    end_epoch(link, group, reason);
+             member->name, group, member->rank, member->pid, log_value(reason, text));
+    end_epoch(link, group, false, reason);
     link->options.sink.lost(link->options.sink.ctx, group, reason, exit_code);
 }
 
 void worker_link_welcome_again(struct worker_link *link, uint32_t group) {
-    end_epoch(link, group, "its state was not the controller's");
+    end_epoch(link, group, true, "its state was not the controller's");
     uint64_t retry_us = registry_group(link->registry, group)->retry_us;
     form(link, group, retry_us == 0 ? clock_monotonic_us() : link->polled_us);
 }
@@ -514,10 +516,17 @@ static enum status take_result(struct worker_link *link, const char *name, uint6
     }
     registry_answered(member, header.seq);
     if (result.status != RESULT_STATUS_OK) {
-        log_warn("worker_link", "plan refused worker=%s seq=%llu status=%d because=\"%.200s\"",
-                 name, (unsigned long long)result.seq, (int)result.status, result.message);
+        char why[LOG_VALUE_BYTES];
+        log_warn("worker_link", "plan refused worker=%s seq=%llu status=%d because=\"%s\"", name,
+                 (unsigned long long)result.seq, (int)result.status,
+                 log_value(result.message, why));
     }
-    link->options.sink.result(link->options.sink.ctx, member->group, member->rank, &result);
+    uint32_t group = member->group;
+    link->options.sink.result(link->options.sink.ctx, group, member->rank, &result);
+    if (result.status == RESULT_STATUS_OK &&
+        registry_group(link->registry, group)->epoch == header.epoch) {
+        registry_believed(link->registry, group, header.seq);    // or it would be given up by now
+    }
     return STATUS_OK;
 }
 
@@ -551,8 +560,9 @@ static bool drain(struct worker_link *link, struct transport *channel, take_fn t
         }
         if (status != STATUS_OK) {
             link->counters.messages_bad++;
+            char why[LOG_VALUE_BYTES];
             log_warn("worker_link", "bad message worker=%s because=\"%s\"", name,
-                     err.message[0] == '\0' ? status_text(status) : err.message);
+                     err.message[0] == '\0' ? status_text(status) : log_value(err.message, why));
             if (channel == link->plan && status != STATUS_PERMISSION) {
                 forget_broken(link, name);
             }

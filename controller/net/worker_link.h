@@ -79,7 +79,9 @@ bool worker_link_poll(struct worker_link *link, uint64_t now_us);
 // failure some ranks may have it and others not: begin a new epoch.
 enum status worker_link_send_plan(struct worker_link *link, uint32_t group, const struct plan *plan,
                                   size_t *plan_bytes, struct error *err) MUST_USE;
-// A new epoch for a group whose state is no longer ours; READY follows.
+// A new epoch for a group whose state is no longer ours, also from within the call of the sink that
+// told of a result; READY follows. It begins later where others in a row came to the same end
+// before a step was answered (registry_end).
 void worker_link_welcome_again(struct worker_link *link, uint32_t group);
 void worker_link_shutdown(struct worker_link *link);    // tells every worker to leave
 

@@ -56,6 +56,22 @@ under 2 llama-eight kill-child kill-child-0 kill-holder kill-both kill-two stop-
     token noise in-message in-decode in-prefill in-start in-load once-started in-attach once-attached
 under 3 llama-nine kill-child kill-two kill-holder stop-child digest in-message in-load in-attach once-attached
 
+# A rank that always lies, in the only group: no answer, and few epochs. Once it stops, the next request is served.
+printf 'digest!' >"$FAULTS_DIR/g0r1"
+start_server "$work/log" "$work/llama-eight" --tensor-parallel-size 2 --kv-cache-memory-bytes 16M --run-dir "$work/run" \
+    --no-access-log --seal-dir off
+ask() { curl -sf -m 10 "$URL/v1/completions" -d '{"prompt":"a","max_tokens":2}' >"$work/answer"; }
+for lie in 1 2 3; do
+    if ask; then fail "a lie was an answer"; fi
+done
+epochs=$(grep -c 'epoch begins' "$work/log")
+[ "$epochs" -ge 4 ] && [ "$epochs" -le 16 ] || fail "$epochs epochs"
+rm "$FAULTS_DIR/g0r1"
+until_true "the group serves again" ask
+stop_server
+SERVER=
+nothing_shared
+
 # A worker that fails again and again is given up; the other group serves, until it fails like that too.
 printf 'start!' >"$FAULTS_DIR/g1r0"
 start_server "$work/log" "$work/llama-eight" --groups 2 --kv-cache-memory-bytes 16M --run-dir "$work/run" \

@@ -66,6 +66,7 @@
     X("controller/resume", suite_resume)                                                           \
     X("controller/run_dir", suite_run_dir)                                                         \
     X("controller/cli/keygen", suite_keygen)                                                       \
+    X("controller/cli/words", suite_cli_words)                                                     \
     X("controller/http/http_parse", suite_http_parse)                                              \
     X("controller/http/http_exchange", suite_http_exchange)                                        \
     X("controller/http/http_server", suite_http_server)                                            \

@@ -270,8 +270,9 @@ static enum status handle_control(struct link *link, struct error *err) {
         return take_welcome(link, &message.welcome, err);
     case MESSAGE_KIND_ABORT:
         if (message.abort.epoch <= link->epoch) {
-            log_warn("link", "epoch aborted epoch=%llu because=\"%.200s\"",
-                     (unsigned long long)message.abort.epoch, message.abort.reason);
+            char why[LOG_VALUE_BYTES];
+            log_warn("link", "epoch aborted epoch=%llu because=\"%s\"",
+                     (unsigned long long)message.abort.epoch, log_value(message.abort.reason, why));
             end_epochs(link, message.abort.epoch);
         }
         return STATUS_OK;
@@ -311,8 +312,10 @@ static enum status drain_control(struct link *link, bool *left, struct error *er
             return status;
         }
         if (status != STATUS_OK) {
+            char why[LOG_VALUE_BYTES];
             log_warn("link", "a message was dropped because=\"%s\"",
-                     problem.message[0] == '\0' ? status_text(status) : problem.message);
+                     problem.message[0] == '\0' ? status_text(status)
+                                                : log_value(problem.message, why));
         }
     }
     *left = true;

@@ -43,6 +43,52 @@ START_TEST(newlines_and_control_bytes_never_break_the_line) {
 }
 END_TEST
 
+// What others write may look like the end of its value and another pair.
+static const char HOSTILE[] = "x level=error msg=\"fake\" \\";
+
+START_TEST(a_value_of_others_stays_one_value) {
+    char room[LOG_VALUE_BYTES], message[256];
+    snprintf(message, sizeof message, "asked because=\"%s\" pid=7", log_value(HOSTILE, room));
+    ck_assert_ptr_nonnull(strstr(format(LOG_FORMAT_LOGFMT, message),
+                                 " because=\"x level=error msg=\\\"fake\\\" \\\\\" pid=7"));
+    ck_assert_ptr_nonnull(strstr(
+        format(LOG_FORMAT_JSON, message),
+        "\"msg\":\"asked\",\"because\":\"x level=error msg=\\\"fake\\\" \\\\\",\"pid\":\"7\"}"));
+}
+END_TEST
+
+START_TEST(a_value_that_is_cut_ends_with_a_whole_escape) {
+    char text[2 * LOG_VALUE_BYTES], room[LOG_VALUE_BYTES];
+    for (size_t at = 0; at < 2; at++) {    // quotes at even and at odd places
+        memset(text, '"', sizeof text - 1);
+        memset(text, 'a', at);
+        text[sizeof text - 1] = '\0';
+        log_value(text, room);
+        size_t length = strlen(room);
+        ck_assert_uint_ge(length, LOG_VALUE_BYTES - 4);
+        ck_assert_int_eq(room[length - 1], '"');
+        ck_assert_int_eq(room[length - 2], '\\');
+    }
+}
+END_TEST
+
+START_TEST(an_appended_value_has_quotes_only_where_it_needs_them) {
+    static const struct {
+        const char *text, *wanted;
+    } cases[] = {{"/v1/models?a=b", "/v1/models?a=b"},
+                 {"/v1/x\"y", "\"/v1/x\\\"y\""},
+                 {"/a\\b", "\"/a\\\\b\""},
+                 {"/a b", "\"/a b\""}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct buf message;
+        buf_init(&message, 100);
+        log_value_append(&message, cases[i].text, strlen(cases[i].text));
+        ck_assert_str_eq(buf_cstr(&message), cases[i].wanted);
+        buf_deinit(&message);
+    }
+}
+END_TEST
+
 START_TEST(levels_and_forms_are_parsed_by_name) {
     enum log_level level = LOG_LEVEL_ERROR;
     enum log_format form = LOG_FORMAT_AUTO;
@@ -79,6 +125,19 @@ static void pipe_end(void) {
     close(pipe_ends[0]);
     close(pipe_ends[1]);
 }
+
+START_TEST(a_failure_has_no_pairs_but_its_code) {
+    struct error err = {0};
+    enum status status = error_set(&err, STATUS_INVALID, "no '%s' here", HOSTILE);
+    (void)status;
+    pipe_begin();
+    log_failure("http", &err);
+    pipe_read();
+    pipe_end();
+    came[came_bytes] = '\0';
+    ck_assert_ptr_nonnull(strstr(came, "msg=\\\"fake\\\" \\\\' here\" code=INVALID\n"));
+}
+END_TEST
 
 START_TEST(a_batch_that_meets_a_full_pipe_loses_no_line) {
     enum { LINES = 100 };
@@ -139,6 +198,10 @@ Suite *suite_log(void) {
     tcase_add_test(tc, json_is_one_object);
     tcase_add_test(tc, text_is_short);
     tcase_add_test(tc, newlines_and_control_bytes_never_break_the_line);
+    tcase_add_test(tc, a_value_of_others_stays_one_value);
+    tcase_add_test(tc, a_value_that_is_cut_ends_with_a_whole_escape);
+    tcase_add_test(tc, an_appended_value_has_quotes_only_where_it_needs_them);
+    tcase_add_test(tc, a_failure_has_no_pairs_but_its_code);
     tcase_add_test(tc, levels_and_forms_are_parsed_by_name);
     tcase_add_test(tc, a_batch_that_meets_a_full_pipe_loses_no_line);
     tcase_add_test(tc, a_full_batch_loses_what_does_not_fit_and_goes_on);

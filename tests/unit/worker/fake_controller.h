@@ -63,14 +63,14 @@ struct fake_worker {
     struct holder_notes notes;
     _Atomic int stop;
     pthread_t thread;
-    int code;
+    int code, wanted_code;    // with which it ends, and is to
 };
 
 // Rank `shard.rank` of group 0 at this controller; `options` may be changed before it starts.
 void fake_worker_init(struct fake_worker *worker, const struct fake_controller *c,
                       struct model_shard shard);
 void fake_worker_start(struct fake_worker *worker);
-// Stops it, which it must do without a complaint, and removes its model.
+// Stops it, ends with the code that it is to end with, and removes its model.
 void fake_worker_deinit(struct fake_worker *worker);
 
 #endif

@@ -3,12 +3,15 @@
 // whatever has been applied since; smaller epochs are over; a rank whose
 // group does not form says so and stays. Method: a worker with a tiny model on threads of this
 // process, over real sockets, against a controller that is the test.
+#include "common/exit_code.h"
 #include "common/log.h"
 #include "tests/unit/suites.h"
 #include "tests/unit/worker/fake_controller.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { MESSAGE_BYTES = FAKE_MESSAGE_BYTES, LEASE_MS = 60000 };
@@ -274,6 +277,48 @@ START_TEST(a_hello_says_what_the_ranks_have_in_common) {
 }
 END_TEST
 
+// The digest that others would be compared with is missing: the start must not go on with it.
+START_TEST(a_worker_without_its_model_says_so_and_ends) {
+    ck_assert_int_eq(unlink(f->worker.model), 0);
+    f->worker.wanted_code = EXIT_CODE_NO_INPUT;
+    start();
+    struct message_header header;
+    struct control_message message;
+    fake_controller_hear(c, c->control, MESSAGE_KIND_HELLO, &header, &message);
+    ck_assert_str_eq(message.hello.model_digest, "");
+    fake_controller_hear(c, c->control, MESSAGE_KIND_GOODBYE, &header, &message);
+    ck_assert_uint_eq(message.text.code, EXIT_CODE_NO_INPUT);
+    ck_assert_ptr_nonnull(strstr(message.text.text, f->worker.model));
+}
+END_TEST
+
+// A directory whose weights are gone is still a model of shapes, and no model that others have.
+START_TEST(a_worker_whose_weights_are_gone_has_no_digest) {
+    ck_assert_int_eq(unlink(f->worker.model), 0);
+    ck_assert_int_eq(mkdir(f->worker.model, 0700), 0);
+    char path[128];
+    snprintf(path, sizeof path, "%s/config.json", f->worker.model);
+    FILE *file = fopen(path, "w");
+    ck_assert_ptr_nonnull(file);
+    fputs("{\"model_type\":\"llama\",\"hidden_size\":64,\"intermediate_size\":96,"
+          "\"num_hidden_layers\":2,\"num_attention_heads\":4,\"num_key_value_heads\":2,"
+          "\"vocab_size\":256,\"max_position_embeddings\":256,\"rms_norm_eps\":1e-5,"
+          "\"torch_dtype\":\"float32\"}",
+          file);
+    fclose(file);
+    f->worker.wanted_code = EXIT_CODE_DATA;
+    start();
+    struct message_header header;
+    struct control_message message;
+    fake_controller_hear(c, c->control, MESSAGE_KIND_HELLO, &header, &message);
+    ck_assert_str_eq(message.hello.model_digest, "");
+    fake_controller_hear(c, c->control, MESSAGE_KIND_GOODBYE, &header, &message);
+    ck_assert_ptr_nonnull(strstr(message.text.text, "has no weights, only shapes"));
+    unlink(path);
+    rmdir(f->worker.model);
+}
+END_TEST
+
 Suite *suite_worker(void) {
     Suite *suite = suite_create("worker/worker");
     TCase *tc = tcase_create("all");
@@ -285,6 +330,8 @@ Suite *suite_worker(void) {
     tcase_add_test(tc, a_new_epoch_forgets_answers_and_ends_older_plans);
     tcase_add_test(tc, a_plan_of_an_aborted_epoch_is_not_launched);
     tcase_add_test(tc, a_hello_says_what_the_ranks_have_in_common);
+    tcase_add_test(tc, a_worker_without_its_model_says_so_and_ends);
+    tcase_add_test(tc, a_worker_whose_weights_are_gone_has_no_digest);
     suite_add_tcase(suite, tc);
     return suite;
 }

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Goal: workers that are ranks of one group meet with a welcome, answer plans alike and with rank
 // 0's rows only; a rank whose peer never runs the plan is freed by an abort, answers with FAULT and
-// goes on in the next epoch; one whose group does not form stays. Method: two workers with a tiny
+// goes on in the next epoch; one whose group does not form stays, but for a start whose group
+// finds no memory. Method: two workers with a tiny
 // model on threads of this process, over real sockets and shared memory, against a controller that
 // is the test.
+#include "common/exit_code.h"
 #include "common/log.h"
 #include "tests/unit/suites.h"
 #include "tests/unit/worker/comm/group.h"
 #include "tests/unit/worker/fake_controller.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 enum { MESSAGE_BYTES = FAKE_MESSAGE_BYTES, LEASE_MS = 60000, RANKS = 2 };
 
@@ -186,6 +190,59 @@ START_TEST(a_rank_whose_group_does_not_form_stays) {
 }
 END_TEST
 
+// No file of ours can become as large as the group's memory: /dev/shm is full.
+static void fill_up(bool full) {
+    struct rlimit limit;
+    signal(SIGXFSZ, SIG_IGN);
+    ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    limit.rlim_cur = full ? 4096 : limit.rlim_max;
+    ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+}
+
+START_TEST(a_start_whose_group_finds_no_memory_fails) {
+    char comm_id[COLLECTIVE_ID_BYTES];
+    struct message_header header;
+    struct control_message message;
+    await_both(c->control, MESSAGE_KIND_HELLO, 0);
+    group_id(comm_id);
+    fill_up(true);
+    f->workers[0].wanted_code = EXIT_CODE_UNAVAILABLE;
+    welcome(0, 3, comm_id);
+    welcome(1, 3, comm_id);
+    fake_controller_hear(c, c->control, MESSAGE_KIND_GOODBYE, &header, &message);
+    fill_up(false);
+    ck_assert_uint_eq(message.text.code, EXIT_CODE_UNAVAILABLE);
+    ck_assert_ptr_nonnull(strstr(message.text.text, "make /dev/shm larger"));
+    abort_epoch(1, 3);
+}
+END_TEST
+
+// What others took they may give back: a rank that was ready before stays.
+START_TEST(a_group_that_was_ready_waits_for_memory) {
+    struct buf plan;
+    char comm_id[COLLECTIVE_ID_BYTES];
+    buf_init(&plan, MESSAGE_BYTES);
+    await_both(c->control, MESSAGE_KIND_HELLO, 0);
+    form(3);
+    group_id(comm_id);
+    fill_up(true);
+    welcome(0, 4, comm_id);
+    struct message_header header;
+    struct step_result result;
+    const uint8_t *body = NULL;
+    ck_assert_uint_eq(await_kind(c->plan, MESSAGE_KIND_RESULT, &header, &body), 0);
+    fill_up(false);
+    arena_reset(&c->arena);
+    ck_assert_int_eq(codec_result_decode(&header, body, &c->arena, &result, NULL), STATUS_OK);
+    ck_assert_int_eq(result.status, RESULT_STATUS_FAULT);
+    ck_assert_ptr_nonnull(strstr(result.message, "make /dev/shm larger"));
+    form(5);
+    encode_prompt(&plan, 5, 1);
+    ask_both(&plan);
+    buf_deinit(&plan);
+}
+END_TEST
+
 Suite *suite_worker_group(void) {
     Suite *suite = suite_create("worker/worker_group");
     TCase *tc = tcase_create("all");
@@ -194,6 +251,8 @@ Suite *suite_worker_group(void) {
     tcase_add_test(tc, ranks_answer_alike_and_one_of_them_with_rows);
     tcase_add_test(tc, an_abort_frees_a_rank_inside_a_step);
     tcase_add_test(tc, a_rank_whose_group_does_not_form_stays);
+    tcase_add_test(tc, a_start_whose_group_finds_no_memory_fails);
+    tcase_add_test(tc, a_group_that_was_ready_waits_for_memory);
     suite_add_tcase(suite, tc);
     return suite;
 }

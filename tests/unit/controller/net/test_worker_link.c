@@ -292,6 +292,61 @@ START_TEST(what_differs_is_named) {
 }
 END_TEST
 
+// Its model is gone: it takes its place all the same, or nobody would hear why it leaves.
+START_TEST(a_worker_without_its_model_says_why_it_leaves) {
+    make_pair();
+    fake_leave(fake_at(1));
+    for (int i = 0; world->losses == 0; i++) {
+        ck_assert_int_lt(i, 500);
+        world->now_us += 1000;
+        link_world_turn();
+    }
+    struct fake *fake = link_world_worker(1, 0, 1);
+    fake->model_digest = "";
+    fake_hello(fake);
+    fake_say(fake, &(struct control_message){
+                       .kind = MESSAGE_KIND_GOODBYE,
+                       .text = {.code = EXIT_CODE_NO_INPUT, .text = "model 'm': not there"}});
+    LINK_WORLD_UNTIL(world->losses == 2);
+    ck_assert_str_eq(world->lost_reason, "model 'm': not there");
+    ck_assert_uint_eq(world->lost_code, EXIT_CODE_NO_INPUT);
+    ck_assert_uint_eq(fake->refusals, 0);
+    ck_assert_uint_eq(fake->welcomes, 0);
+    ck_assert_uint_eq(fake_at(0)->welcomes, 1);
+    link_world_deinit();
+}
+END_TEST
+
+// A rank that answers, and what it says is never believed: epochs come later and later. One whose
+// step was answered is followed at once.
+START_TEST(a_group_that_is_given_up_again_and_again_waits) {
+    link_world_init(1, 1);
+    link_world_open();
+    link_world_form(0, 100, 7);
+    struct fake *fake = fake_at(0);
+    for (uint32_t i = 1; i <= 3; i++) {
+        ck_assert_int_eq(link_world_plan(0, 1, NULL), STATUS_OK);
+        worker_link_welcome_again(world->link, 0);
+        if (i > 1) {
+            for (int turn = 0; turn < 20; turn++) {
+                link_world_turn();
+            }
+            ck_assert_uint_eq(fake->welcomes, i);
+            world->now_us += 200 * 1000;
+        }
+        LINK_WORLD_UNTIL(fake->welcomes == i + 1);
+        fake_capacity(fake, 100, 7);
+        LINK_WORLD_UNTIL(world->readies == i + 1);
+    }
+    ck_assert_int_eq(link_world_plan(0, 1, NULL), STATUS_OK);
+    fake_result(fake, 1, 0xabc);
+    LINK_WORLD_UNTIL(world->results == 1);
+    worker_link_welcome_again(world->link, 0);
+    LINK_WORLD_UNTIL(fake->welcomes == 5);
+    link_world_deinit();
+}
+END_TEST
+
 START_TEST(another_build_or_size_is_refused) {
     link_world_init(1, 2);
     link_world_open();
@@ -648,6 +703,8 @@ Suite *suite_worker_link(void) {
         timers_stretch,
         a_welcome_that_is_not_taken_is_a_loss,
         what_differs_is_named,
+        a_worker_without_its_model_says_why_it_leaves,
+        a_group_that_is_given_up_again_and_again_waits,
         another_build_or_size_is_refused,
         a_place_belongs_to_whoever_lives_there,
         a_process_is_known_by_its_connection,
