@@ -13,9 +13,8 @@
 //
 //   start-up      model text, keys -> core, API, server (503 until ready) -> links, admin socket
 //                 -> worker's capacity
-//   first stop    draining: new requests 503, running ones finish, worker told to leave, server
-//                 closed
-//   second stop   or the deadline: everything ends now, streams get an error event
+//   drain         new requests 503, running ones finish, worker told to leave, server closed
+//   end           or the deadline of the drain: everything ends now, streams get an error event
 //
 //   Owns       everything, for the life of the process.
 //   Thread     the loop thread.
@@ -41,7 +40,9 @@ bool controller_turn(struct controller *controller);
 void controller_turned(struct controller *controller);
 // From a timer: ten times a second while it returns true (there is work), else once a second.
 bool controller_timer(struct controller *controller, uint64_t late_us);
-void controller_stop(struct controller *controller);      // SIGTERM or SIGINT
+// Either may come again, and at any time.
+void controller_drain(struct controller *controller);
+void controller_end(struct controller *controller);       // now
 void controller_reload(struct controller *controller);    // SIGHUP: reads the API keys again
 
 // True when the process may end; `exit_code` as in common/exit_code.h.

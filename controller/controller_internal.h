@@ -73,7 +73,7 @@ struct controller {
     bool banner;
     bool announced;
     uint64_t start_us;
-    uint32_t stops;
+    bool draining;
     uint64_t deadline_us;    // of the drain; 0 = none
     bool drained;
     bool closing;

@@ -250,16 +250,26 @@ void controller_reload(struct controller *c) {
     log_info("controller", "API keys read again count=%u", c->keys.count);
 }
 
-void controller_stop(struct controller *c) {
-    c->stops++;
-    struct core_input input = {.kind = c->stops == 1 ? CORE_INPUT_DRAIN : CORE_INPUT_ABORT_ALL};
-    if (c->stops == 1) {
-        int64_t seconds = config_int(c->config, OPTION_SHUTDOWN_TIMEOUT);
-        log_info("controller", "draining deadline_s=%lld", (long long)seconds);
-        api_set_draining(c->api);
-        c->deadline_us = clock_monotonic_us() + (uint64_t)seconds * 1000000 + 1;
-    }
+static void take_stop(struct controller *c, enum core_input_kind kind) {
+    struct core_input input = {.kind = kind};
     controller_enqueue(c, &input);
     controller_tick(c);
     (void)controller_turn(c);    // the loop goes on
+}
+
+void controller_drain(struct controller *c) {
+    if (c->draining) {
+        return;
+    }
+    c->draining = true;
+    int64_t seconds = config_int(c->config, OPTION_SHUTDOWN_TIMEOUT);
+    log_info("controller", "draining deadline_s=%lld", (long long)seconds);
+    api_set_draining(c->api);
+    c->deadline_us = clock_monotonic_us() + (uint64_t)seconds * 1000000 + 1;
+    take_stop(c, CORE_INPUT_DRAIN);
+}
+
+void controller_end(struct controller *c) {
+    controller_drain(c);
+    take_stop(c, CORE_INPUT_ABORT_ALL);
 }

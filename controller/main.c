@@ -5,6 +5,7 @@
 #include "common/exit_code.h"
 #include "common/invariant.h"
 #include "common/log.h"
+#include "common/stop_signal.h"
 #include "controller/controller.h"
 #include "controller/input_log.h"
 #include <signal.h>
@@ -12,7 +13,10 @@
 #include <unistd.h>
 #include <uv.h>
 
-enum { TIMER_BUSY_MS = 100, TIMER_IDLE_MS = 1000, SIGNALS = 3 };
+enum { TIMER_BUSY_MS = 100, TIMER_IDLE_MS = 1000, SIGNALS = 5 };
+
+static const int signal_numbers[SIGNALS] = {SIGTERM, SIGINT, SIGHUP, STOP_SIGNAL_DRAIN,
+                                            STOP_SIGNAL_END};
 
 struct app {
     uv_loop_t loop;
@@ -21,11 +25,24 @@ struct app {
     uv_idle_t again;    // runs while a turn left work: the loop then looks at its sockets only
     uv_timer_t timer;
     uv_signal_t signals[SIGNALS];
+    uint32_t asked_to_stop;    // by people and service managers
     uint64_t timer_due_us;
     uint64_t turn_end_ns,
         idle_ns;    // at the end of the last turn: its time, and time slept so far
     struct controller *controller;
 };
+
+// A stop that comes now is obeyed already, and must not end the process with another code: without
+// a handler it would. Blocked first, for the moment in between.
+static void close_signals(struct app *app) {
+    sigset_t minded;
+    stop_signal_set(&minded);
+    sigprocmask(SIG_BLOCK, &minded, NULL);
+    for (int i = 0; i < SIGNALS; i++) {
+        uv_close((uv_handle_t *)&app->signals[i], NULL);
+        signal(signal_numbers[i], SIG_IGN);    // other threads may have it open
+    }
+}
 
 // When the controller is done, every handle is closed and the loop ends by itself.
 static void close_if_done(struct app *app) {
@@ -36,9 +53,7 @@ static void close_if_done(struct app *app) {
     for (int i = 0; i < CONTROLLER_FDS; i++) {
         uv_close((uv_handle_t *)&app->polls[i], NULL);
     }
-    for (int i = 0; i < SIGNALS; i++) {
-        uv_close((uv_handle_t *)&app->signals[i], NULL);
-    }
+    close_signals(app);
     uv_close((uv_handle_t *)&app->prepare, NULL);
     uv_close((uv_handle_t *)&app->again, NULL);
     uv_close((uv_handle_t *)&app->timer, NULL);
@@ -86,10 +101,14 @@ static void on_timer(uv_timer_t *timer) {
 
 static void on_signal(uv_signal_t *handle, int signal) {
     struct app *app = handle->data;
+    bool asked = signal == SIGTERM || signal == SIGINT;
+    app->asked_to_stop += asked;
     if (signal == SIGHUP) {
         controller_reload(app->controller);
+    } else if (signal == STOP_SIGNAL_END || (asked && app->asked_to_stop > 1)) {
+        controller_end(app->controller);
     } else {
-        controller_stop(app->controller);
+        controller_drain(app->controller);
     }
     close_if_done(app);
 }
@@ -107,12 +126,14 @@ static int start_handles(struct app *app) {
     code = code == 0 ? uv_prepare_start(&app->prepare, on_prepare) : code;
     code = code == 0 ? uv_timer_init(&app->loop, &app->timer) : code;
     app->timer.data = app;
-    static const int numbers[SIGNALS] = {SIGTERM, SIGINT, SIGHUP};
     for (int i = 0; i < SIGNALS && code == 0; i++) {
         code = uv_signal_init(&app->loop, &app->signals[i]);
         app->signals[i].data = app;
-        code = code == 0 ? uv_signal_start(&app->signals[i], on_signal, numbers[i]) : code;
+        code = code == 0 ? uv_signal_start(&app->signals[i], on_signal, signal_numbers[i]) : code;
     }
+    sigset_t minded;
+    stop_signal_set(&minded);
+    sigprocmask(SIG_UNBLOCK, &minded, NULL);
     return code;
 }
 

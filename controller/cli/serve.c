@@ -5,6 +5,7 @@
 #include "common/config.h"
 #include "common/exit_code.h"
 #include "common/memory.h"
+#include "common/stop_signal.h"
 #include "controller/cli/program.h"
 #include <errno.h>
 #include <limits.h>
@@ -21,7 +22,8 @@
 
 enum {
     PATH_BYTES = 4096,
-    LEAVE_US = 5 * 1000 * 1000,        // patience with a child after the other one has ended
+    LEAVE_US = 5 * 1000 * 1000,        // patience with a child that should be gone
+    LOOK_US = 50 * 1000,               // between looks at what time brings
     ASK_AGAIN_US = 1 * 1000 * 1000,    // of that, until the second request
     RESTARTS_MAX = 5,                  // of one child, within RESTART_WINDOW_US
     RESTART_WINDOW_US = 60 * 1000 * 1000,
@@ -29,9 +31,16 @@ enum {
     RESTART_DELAY_US = 500 * 1000,
 };
 
+// Signals that end a child, in turn.
+enum { ASK, ASK_AGAIN, KILL, END_STEPS };
+static const uint64_t end_step_us[END_STEPS] = {0, ASK_AGAIN_US, LEAVE_US};
+static const int controller_end_signals[END_STEPS] = {STOP_SIGNAL_DRAIN, STOP_SIGNAL_END, SIGKILL};
+static const int worker_end_signals[END_STEPS] = {SIGTERM, SIGTERM, SIGKILL};
+
 struct child {
     const char *name;    // "tare-worker"
-    pid_t pid;           // 0 when not running
+    const int *end_signals;
+    pid_t pid;    // 0 when not running
 };
 
 struct restarts {
@@ -47,16 +56,28 @@ struct worker_child {
     bool given_up;    // it ended in a way that another start will not change
 };
 
+// Which `epoch` file lies in the run directory: each epoch of a group brings another, so another
+// one than before says that a controller served meanwhile.
+struct epoch_mark {
+    ino_t inode;    // 0: none does
+    struct timespec at;
+};
+
 struct serve {
     struct config *config;
     struct child controller;
     struct restarts controller_restarts;
+    uint64_t controller_leaves_by_us;    // 0: it may stay
+    uint32_t stops;                      // that were asked for
+    // At the start, and when a controller was killed last.
+    struct epoch_mark epoch_first, epoch_killed;
+    bool cut;    // at the first stop: one was killed that had served, and no other has since
     struct worker_child *workers;    // [groups][world]
     uint32_t worker_count, world;
     uint32_t threads;    // of each worker; 0: it takes what there is
     char run_dir[PATH_BYTES];
     bool own_run_dir;
-    sigset_t watched;    // blocked everywhere here, taken with sigtimedwait
+    sigset_t watched;    // blocked here, as are a controller's own; taken with sigtimedwait
 };
 
 // ---- starting ----------------------------------------------------------------------------------
@@ -111,6 +132,20 @@ static void export_keys(const struct config *config) {
     buf_deinit(&keys);
 }
 
+// In a child that was just forked.
+static void become_child(const struct serve *serve, const struct child *child) {
+    setpgid(0, 0);
+    // Without this process nobody brings workers back: a controller has nothing to drain for.
+    prctl(PR_SET_PDEATHSIG, child->end_signals[ASK_AGAIN]);
+    sigset_t open;
+    stop_signal_set(&open);
+    if (child == &serve->controller) {
+        sigemptyset(&open);    // it opens them itself once it minds them
+    }
+    sigaddset(&open, SIGCHLD);
+    sigprocmask(SIG_UNBLOCK, &open, NULL);
+}
+
 static enum status start_child(struct serve *serve, struct child *child,
                                enum option_program program, const char *const *extra,
                                struct error *err) {
@@ -124,9 +159,7 @@ static enum status start_child(struct serve *serve, struct child *child,
     }
     pid_t pid = fork();
     if (pid == 0) {
-        setpgid(0, 0);
-        prctl(PR_SET_PDEATHSIG, SIGTERM);
-        sigprocmask(SIG_UNBLOCK, &serve->watched, NULL);
+        become_child(serve, child);
         program_exec(child->name, &flags, extra);
         _exit(EXIT_CODE_OS);
     }
@@ -173,7 +206,9 @@ static enum status plan_workers(struct serve *serve, struct error *err) {
     serve->threads = share_of_threads(serve);
     for (uint32_t i = 0; i < serve->worker_count; i++) {
         serve->workers[i] = (struct worker_child){
-            .child = {.name = "tare-worker"}, .group = i / serve->world, .rank = i % serve->world};
+            .child = {.name = "tare-worker", .end_signals = worker_end_signals},
+            .group = i / serve->world,
+            .rank = i % serve->world};
     }
     return STATUS_OK;
 }
@@ -218,32 +253,44 @@ static void signal_child(const struct child *child, int signal) {
     }
 }
 
-// Ends a child: asks, waits, asks again (a controller then ends its streams with an error event
-// instead of draining), insists.
-static void end_child(struct serve *serve, struct child *child) {
-    signal_child(child, SIGTERM);
-    uint64_t again_us = clock_monotonic_us() + ASK_AGAIN_US;
-    uint64_t deadline_us = clock_monotonic_us() + LEAVE_US;
+// The controller, then the workers.
+static struct child *child_at(struct serve *serve, uint32_t index) {
+    return index == 0 ? &serve->controller : &serve->workers[index - 1].child;
+}
+
+static bool any_left(struct serve *serve, uint32_t first, uint32_t count) {
+    bool left = false;
     int status = 0;
-    while (child->pid != 0 && !reap(child, &status)) {
-        if (clock_monotonic_us() > deadline_us) {
-            signal_child(child, SIGKILL);
-        } else if (clock_monotonic_us() > again_us) {
-            signal_child(child, SIGTERM);
-            again_us = deadline_us;
+    for (uint32_t i = first; i < first + count; i++) {
+        struct child *child = child_at(serve, i);
+        left = (child->pid != 0 && !reap(child, &status)) || left;
+    }
+    return left;
+}
+
+// Ends children, all at once: asks, waits, asks again (a controller then ends its streams with an
+// error event instead of draining), insists.
+static void end_children(struct serve *serve, uint32_t first, uint32_t count) {
+    uint64_t begin_us = clock_monotonic_us();
+    int step = 0;
+    while (any_left(serve, first, count)) {
+        if (step < END_STEPS && clock_monotonic_us() - begin_us >= end_step_us[step]) {
+            for (uint32_t i = first; i < first + count; i++) {
+                signal_child(child_at(serve, i), child_at(serve, i)->end_signals[step]);
+            }
+            step++;
         }
-        struct timespec slice = {.tv_nsec = 50 * 1000 * 1000};
+        struct timespec slice = {.tv_nsec = LOOK_US * 1000};
         sigtimedwait(&serve->watched, NULL, &slice);
     }
 }
 
+static void end_controller(struct serve *serve) {
+    end_children(serve, 0, 1);
+}
+
 static void end_workers(struct serve *serve) {
-    for (uint32_t i = 0; i < serve->worker_count; i++) {
-        signal_child(&serve->workers[i].child, SIGTERM);    // all at once
-    }
-    for (uint32_t i = 0; i < serve->worker_count; i++) {
-        end_child(serve, &serve->workers[i].child);
-    }
+    end_children(serve, 1, serve->worker_count);
 }
 
 // False when it has ended too often.
@@ -270,9 +317,22 @@ static bool plan_worker(struct worker_child *worker, int status) {
            plan_restart(&worker->restarts, name, killed ? 0 : RESTART_DELAY_US);
 }
 
+static struct epoch_mark mark_epoch(const struct serve *serve) {
+    char path[PATH_BYTES + 16];
+    snprintf(path, sizeof path, "%s/epoch", serve->run_dir);
+    struct stat file;
+    return stat(path, &file) == 0 ? (struct epoch_mark){file.st_ino, file.st_mtim}
+                                  : (struct epoch_mark){0};
+}
+
+static bool same_epoch(const struct epoch_mark *a, const struct epoch_mark *b) {
+    return a->inode == b->inode && a->at.tv_sec == b->at.tv_sec && a->at.tv_nsec == b->at.tv_nsec;
+}
+
 // Workers wait for the next controller with what they have, and its journal has the streams.
-static bool plan_controller(struct serve *serve, int status, int stops) {
-    return WIFSIGNALED(status) && stops == 0 &&
+static bool plan_controller(struct serve *serve, int status) {
+    serve->epoch_killed = mark_epoch(serve);
+    return WIFSIGNALED(status) && serve->stops == 0 &&
            plan_restart(&serve->controller_restarts, "the controller", 0);
 }
 
@@ -299,10 +359,10 @@ static bool start_due(struct serve *serve, struct error *err, enum status *statu
 
 // The next signal, or -1 after a while.
 static int wait_signal(struct serve *serve, struct error *err, enum status *status) {
-    if (!start_due(serve, err, status)) {
+    if (!start_due(serve, err, status) && serve->controller_leaves_by_us == 0) {
         return *status == STATUS_OK ? sigwaitinfo(&serve->watched, NULL) : -1;
     }
-    struct timespec slice = {.tv_nsec = 50 * 1000 * 1000};
+    struct timespec slice = {.tv_nsec = LOOK_US * 1000};
     return sigtimedwait(&serve->watched, NULL, &slice);
 }
 
@@ -321,12 +381,11 @@ static bool goes_on(const struct serve *serve) {
 }
 
 // A worker has ended. True when the service ends with it, with `*code`.
-static bool worker_ended(struct serve *serve, struct worker_child *worker, int status, int stops,
-                         int *code) {
-    *code = exit_code_of(status);
-    if (stops > 0) {
-        return *code != EXIT_CODE_OK;    // told to leave by a controller that drained, or not
+static bool worker_ended(struct serve *serve, struct worker_child *worker, int status, int *code) {
+    if (serve->stops > 1) {
+        return false;    // the controller ends everything, and needs nobody for it
     }
+    *code = exit_code_of(status);
     if (plan_worker(worker, status)) {
         return false;
     }
@@ -341,15 +400,67 @@ static bool worker_ended(struct serve *serve, struct worker_child *worker, int s
     return true;
 }
 
-static void stop(struct serve *serve, int count) {
+// The controller has ended for good. Returns the service's exit code. An early stop waits until it
+// is minded (stop_signal_set), so a signal that ended it was never one of ours.
+static int controller_ended(const struct serve *serve, int status) {
+    int code = exit_code_of(status);
+    bool killed = serve->stops > 0 && WIFSIGNALED(status);
+    if (killed || (code == EXIT_CODE_OK && serve->cut)) {
+        fprintf(stderr, "tare: the controller was killed %s: what it had accepted is cut off\n",
+                killed ? "before it had drained" : "just before the stop");
+        return EXIT_CODE_SOFTWARE;
+    }
+    return code;
+}
+
+static void stop_first(struct serve *serve) {
+    uint64_t now_us = clock_monotonic_us();
+    struct epoch_mark epoch = mark_epoch(serve);
+    serve->cut = serve->controller_restarts.count > 0 &&
+                 !same_epoch(&serve->epoch_killed, &serve->epoch_first) &&
+                 same_epoch(&serve->epoch_killed, &epoch);
+    serve->controller_leaves_by_us =
+        now_us + (uint64_t)config_int(serve->config, OPTION_SHUTDOWN_TIMEOUT) * 1000000 + LEAVE_US;
+    // Requests that run may need them. None comes from a controller that drained on its own.
+    for (uint32_t i = 0; i < serve->worker_count; i++) {
+        struct restarts *restarts = &serve->workers[i].restarts;
+        restarts->due_us = restarts->due_us > now_us ? now_us : restarts->due_us;
+    }
+}
+
+static void stop_again(struct serve *serve) {
+    uint64_t leaves_by_us = clock_monotonic_us() + LEAVE_US;
+    if (leaves_by_us < serve->controller_leaves_by_us) {
+        serve->controller_leaves_by_us = leaves_by_us;
+    }
     for (uint32_t i = 0; i < serve->worker_count; i++) {
         serve->workers[i].restarts.due_us = 0;
     }
-    if (isatty(STDERR_FILENO)) {
-        fprintf(stderr, count == 1 ? "\ntare: finishing running requests (again to end now)\n"
-                                   : "\ntare: ending now\n");
+}
+
+static void stop(struct serve *serve) {
+    serve->stops++;
+    bool first = serve->stops == 1;
+    if (first) {
+        stop_first(serve);
+    } else {
+        stop_again(serve);
     }
-    signal_child(&serve->controller, SIGTERM);
+    if (isatty(STDERR_FILENO)) {
+        fprintf(stderr, first ? "\ntare: finishing running requests (again to end now)\n"
+                              : "\ntare: ending now\n");
+    }
+    signal_child(&serve->controller, first ? STOP_SIGNAL_DRAIN : STOP_SIGNAL_END);
+}
+
+// A controller that stands still can neither drain nor end.
+static void mind_deadline(struct serve *serve) {
+    if (serve->controller_leaves_by_us != 0 &&
+        clock_monotonic_us() > serve->controller_leaves_by_us) {
+        serve->controller_leaves_by_us = 0;
+        fprintf(stderr, "tare: the controller did not end in time and is killed\n");
+        signal_child(&serve->controller, SIGKILL);
+    }
 }
 
 // Until a child ends the service. Returns the exit code.
@@ -357,33 +468,31 @@ static int watch(struct serve *serve) {
     struct error err = {0};
     enum status status = STATUS_OK;
     int ended = 0, code = EXIT_CODE_OK;
-    int stops = 0;
     bool on_terminal = isatty(STDERR_FILENO) != 0;
     while (status == STATUS_OK) {
-        if (reap(&serve->controller, &ended) && !plan_controller(serve, ended, stops)) {
+        if (reap(&serve->controller, &ended) && !plan_controller(serve, ended)) {
             end_workers(serve);
-            // Stopped before it minded signals: it had served nobody, and that is a clean end.
-            bool unborn = stops > 0 && WIFSIGNALED(ended) && WTERMSIG(ended) == SIGTERM;
-            return unborn ? EXIT_CODE_OK : exit_code_of(ended);
+            return controller_ended(serve, ended);
         }
         for (uint32_t i = 0; i < serve->worker_count; i++) {
             if (reap(&serve->workers[i].child, &ended) &&
-                worker_ended(serve, &serve->workers[i], ended, stops, &code)) {
-                end_child(serve, &serve->controller);
+                worker_ended(serve, &serve->workers[i], ended, &code)) {
+                end_controller(serve);
                 end_workers(serve);
                 return code;
             }
         }
+        mind_deadline(serve);
         int signal = wait_signal(serve, &err, &status);
         // A terminal that closes stops what runs on it; elsewhere SIGHUP means reload.
         if (signal == SIGINT || signal == SIGTERM || (signal == SIGHUP && on_terminal)) {
-            stop(serve, ++stops);
+            stop(serve);
         } else if (signal == SIGHUP) {
             signal_child(&serve->controller, SIGHUP);
         }
     }
     error_print("tare", &err);
-    end_child(serve, &serve->controller);
+    end_controller(serve);
     end_workers(serve);
     return EXIT_CODE_OS;
 }
@@ -452,12 +561,16 @@ static int run(struct serve *serve) {
     sigaddset(&serve->watched, SIGHUP);
     sigaddset(&serve->watched, SIGCHLD);
     sigprocmask(SIG_BLOCK, &serve->watched, NULL);
+    sigset_t minded;
+    stop_signal_set(&minded);
+    sigprocmask(SIG_BLOCK, &minded, NULL);
     enum status status = plan_workers(serve, &err);
     if (status == STATUS_OK && config_bool(serve->config, OPTION_CHECK)) {
         return run_check(serve);
     }
     if (status == STATUS_OK) {
         status = make_run_dir(serve, &err);
+        serve->epoch_first = mark_epoch(serve);
     }
     if (status == STATUS_OK) {
         status = start_children(serve, &err);
@@ -468,7 +581,7 @@ static int run(struct serve *serve) {
     } else {
         error_print("tare", &err);
         end_workers(serve);
-        end_child(serve, &serve->controller);
+        end_controller(serve);
     }
     if (serve->own_run_dir) {
         remove_run_dir(serve);
@@ -477,7 +590,8 @@ static int run(struct serve *serve) {
 }
 
 int serve_run(int argc, char **argv) {
-    struct serve serve = {.controller = {.name = "tare-controller"}};
+    struct serve serve = {
+        .controller = {.name = "tare-controller", .end_signals = controller_end_signals}};
     struct config_input input = {OPTION_PROGRAM_SERVE, "tare serve", argc, argv, environ};
     struct buf text;
     struct error err = {0};

@@ -160,6 +160,9 @@ wait "$SERVER" || code=$?
 [ $code = 70 ]
 [ ! -e "$directory" ]
 
+part "a stop ends in order and in time, whatever dies or stands still meanwhile"
+"$python" tests/e2e/clients/shutdown.py "$demo" "$work/tiny"
+
 part "metrics are valid"
 # The linter objects to the colons of vLLM's names, which are the point of that block.
 start_server "$work/metrics.log" "$work/tiny" --no-metrics-compat
