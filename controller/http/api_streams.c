@@ -420,7 +420,7 @@ bool api_streams_gone(struct api *api, const struct http_exchange *exchange,
 static bool read_after(struct http_span query, uint64_t *out, struct api_failure *failure) {
     static const char key[] = "after=";
     const char *at = query.text;
-    const char *end = query.text + query.byte_count;
+    const char *end = at == NULL ? NULL : at + query.byte_count;
     *out = 0;
     while (at != NULL && at < end) {
         const char *stop = memchr(at, '&', (size_t)(end - at));

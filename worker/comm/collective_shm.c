@@ -321,7 +321,11 @@ static bool sum_own(const struct sum *sum, uint32_t t) {
             rank == me ? sum->part + span.begin : in_slot(c, rank, sum->in + t) + me * sum->each;
     }
     if (sum->share > 0) {
-        ordered_sum_add(parts, c->base.world, sum->y + (span.begin - me * sum->share), span.count);
+        // A rank whose share lies past the end has nothing, and no place in `y` either.
+        if (span.count > 0) {
+            float *own = sum->y + (span.begin - me * sum->share);
+            ordered_sum_add(parts, c->base.world, own, span.count);
+        }
         return true;
     }
     float *slot = out_slot(c, me, sum->out + t);
