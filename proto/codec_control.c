@@ -110,6 +110,7 @@ static enum status small_encode(const struct control_message *message, struct bu
         heartbeat.completed_seq = message->heartbeat.completed_seq;
         heartbeat.resident_bytes = message->heartbeat.resident_bytes;
         heartbeat.allocations_after_seal = message->heartbeat.allocations_after_seal;
+        heartbeat.report_awaited = message->heartbeat.report_awaited;
         body = &heartbeat.base;
         break;
     case MESSAGE_KIND_ABORT:
@@ -293,7 +294,7 @@ enum status codec_control_decode(const struct message_header *header, const uint
         const Tare__Heartbeat *heartbeat = (const Tare__Heartbeat *)in;
         out->heartbeat = (struct message_heartbeat){
             heartbeat->applied_seq, heartbeat->completed_seq, heartbeat->resident_bytes,
-            heartbeat->allocations_after_seal};
+            heartbeat->allocations_after_seal, heartbeat->report_awaited != 0};
     }
     return STATUS_OK;
 }

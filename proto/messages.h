@@ -290,6 +290,7 @@ struct message_heartbeat {
     uint64_t applied_seq, completed_seq;
     uint64_t resident_bytes;
     uint64_t allocations_after_seal;
+    bool report_awaited;    // controller: the worker's capacity report of this epoch has not come
 };
 
 // ---- validators --------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ struct worker {
     struct buf out;
     struct answer answers[ANSWERS];    // of applied and refused plans, by seq modulo ANSWERS
     uint64_t epoch;
+    uint64_t reports;    // of capacity, in this epoch
     uint32_t rank, world;
     struct collective *collective;    // NULL in a group of one
     struct launch_gate gate;
@@ -97,6 +98,7 @@ static void report_capacity(struct worker *worker, const char *kv_note) {
         .address = address_of(worker),
         .capacity = *engine_capacity(worker->engine),
     };
+    message.address.seq = ++worker->reports;
     message.capacity.kv_note = kv_note;
     post_control(worker, LINK_FRAME_CAPACITY, &message);
 }
@@ -168,6 +170,7 @@ static void begin_epoch(struct worker *worker, const struct link_welcome *welcom
     worker->options->notes->epoch = welcome->epoch;
     worker->progress.applied_seq = 0;
     worker->progress.completed_seq = 0;
+    worker->reports = 0;
     executor_reset(engine_executor(worker->engine), welcome->epoch);
     forget_answers(worker);
     struct error err = {0};

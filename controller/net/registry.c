@@ -266,6 +266,7 @@ void registry_begin(struct registry *registry, uint32_t group, uint64_t epoch,
         member->state = MEMBER_STATE_WELCOMED;
         member->took_welcome = false;
         member->reported = false;
+        member->reports = 0;
         member->unanswered_us = 0;
         member->sent_seq = 0;
         member->answered_seq = 0;

@@ -49,6 +49,7 @@ struct member {
     bool took_welcome;                  // it has said so by a heartbeat of the epoch
     bool unreachable;                   // its connection has ended, as far as was seen
     bool reported;                      // since the epoch, or the last resize
+    uint64_t reports;                   // of the epoch that have come: the number of the last
     uint64_t silent_us;                 // while our own loop was on time
     uint64_t heard_us;                  // last word
     uint64_t welcomed_us;               // last WELCOME

@@ -175,7 +175,11 @@ static enum status send_control(struct worker_link *link, const char *name,
 // False when there is no connection to it any more.
 static bool beat(struct worker_link *link, const struct member *member) {
     uint64_t epoch = registry_group(link->registry, member->group)->epoch;
-    struct control_message message = {.kind = MESSAGE_KIND_HEARTBEAT, .address = {.epoch = epoch}};
+    struct control_message message = {
+        .kind = MESSAGE_KIND_HEARTBEAT,
+        .address = {.epoch = epoch},
+        .heartbeat = {.report_awaited = member->state == MEMBER_STATE_WELCOMED},
+    };
     return send_control(link, member->peer, &message) != STATUS_PEER_LOST;
 }
 
@@ -501,7 +505,11 @@ static enum status take_result(struct worker_link *link, const char *name, uint6
         return STATUS_OK;    // stale: dropped before its body is decoded
     }
     registry_heard(member, now_us);
+    if (header.kind == MESSAGE_KIND_CAPACITY && header.seq != 0 && header.seq <= member->reports) {
+        return STATUS_OK;    // said again, since the first one was late
+    }
     if (header.kind == MESSAGE_KIND_CAPACITY) {
+        member->reports = header.seq;
         return take_capacity(link, member, &header, body, err);
     }
     TRY(codec_result_decode(&header, body, &link->arena, &result, err));

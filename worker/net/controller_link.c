@@ -23,7 +23,9 @@ enum {
     LAG_US = 20 * 1000,               // a turn that is later was not on time
     QUEUE_PLAN = 8,
     QUEUE_CONTROL = 64,
-    HELD_MS = 5,                      // until the next try with a channel that had no room
+    HELD_MS = 5,    // until the next try with a channel that had no room
+    HELD_MAX_US = 10 * 1000 * 1000,
+    REPORT_AGAIN_US = 1000 * 1000,
     RECEIVE_MAX = 256,                // messages taken from one channel in one pass
     FAREWELL_US = 2 * 1000 * 1000,    // patience with a controller that has not taken our failure
     FAREWELL_STEP_MS = 20,
@@ -42,6 +44,10 @@ struct link {
     uint8_t *frame;    // frames from the step thread, BOUND_PLAN_BYTES
     uint32_t held;     // kind of the frame that its channel had no room for; 0: none
     size_t held_bytes;
+    uint64_t held_since_us;
+    uint8_t *report;    // the last capacity report that was sent, and when
+    size_t report_bytes;
+    uint64_t report_us, report_epoch;
     uint64_t epoch;    // of the last welcome, 0 for none
     bool joined;       // welcomed since this process began
     uint64_t lease_us;
@@ -202,6 +208,26 @@ static void say_something(struct link *link, uint64_t now_us) {
     link->hello_us = later_us < HELLO_US ? later_us : HELLO_US;
 }
 
+static void keep_report(struct link *link, size_t bytes) {
+    memcpy(link->report, link->frame, bytes);
+    link->report_bytes = bytes;
+    link->report_epoch = link->epoch;
+    link->report_us = clock_monotonic_us();
+}
+
+// The controller waits for a report that was sent: without it the group never begins.
+static void report_again(struct link *link, uint64_t epoch) {
+    uint64_t now_us = clock_monotonic_us();
+    if (link->report_bytes == 0 || link->report_epoch != epoch || link->epoch != epoch ||
+        now_us - link->report_us < REPORT_AGAIN_US) {
+        return;
+    }
+    enum status status = transport_send(link->plan, NULL, link->report, link->report_bytes);
+    log_warn("link", "the controller has not had the capacity report, sent again epoch=%llu %s",
+             (unsigned long long)epoch, status_name(status));
+    link->report_us = now_us;
+}
+
 // ---- from the controller -----------------------------------------------------------------------
 
 // Whatever of these epochs waits for other ranks, or to be launched, ends.
@@ -282,8 +308,13 @@ static enum status handle_control(struct link *link, struct error *err) {
     case MESSAGE_KIND_SHUTDOWN:
         link->leaving = true;
         return STATUS_OK;
+    case MESSAGE_KIND_HEARTBEAT:
+        if (message.heartbeat.report_awaited) {
+            report_again(link, header.epoch);
+        }
+        return STATUS_OK;
     default:
-        return STATUS_OK;    // heartbeats only count as a sign of life
+        return STATUS_OK;
     }
 }
 
@@ -378,6 +409,15 @@ static enum status next_frame(struct link *link, uint32_t *kind, size_t *bytes) 
     return STATUS_OK;
 }
 
+// The controller is heard, and its plan channel takes nothing: another process dials anew.
+static enum status mind_channel(const struct link *link, uint64_t now_us, struct error *err) {
+    if (link->held == 0 || link->orphan || now_us - link->held_since_us < HELD_MAX_US) {
+        return STATUS_OK;
+    }
+    return error_set(err, STATUS_TIMEOUT, "the plan channel has taken nothing for %u s",
+                     HELD_MAX_US / 1000000);
+}
+
 // A capacity report or a result that got lost would be waited for without end, so a channel without
 // room, or one that does not stand yet, holds up whatever follows.
 static void drain_step(struct link *link) {
@@ -393,12 +433,18 @@ static void drain_step(struct link *link) {
         }
         struct transport *channel = kind == LINK_FRAME_PROGRESS ? link->control : link->plan;
         enum status sent = transport_send(channel, NULL, link->frame, bytes);
+        if (sent == STATUS_OK && kind == LINK_FRAME_CAPACITY) {
+            keep_report(link, bytes);
+        }
         if (sent == STATUS_OK || kind == LINK_FRAME_PROGRESS) {
+            link->held_since_us = 0;
             continue;
         }
         if (sent == STATUS_BUSY) {
             link->held = kind;
             link->held_bytes = bytes;
+            link->held_since_us =
+                link->held_since_us == 0 ? clock_monotonic_us() : link->held_since_us;
             return;
         }
         log_warn("link", "a message to the controller was lost because=%s", status_name(sent));
@@ -516,6 +562,7 @@ static enum status loop(struct link *link, struct error *err) {
         uint64_t now_us = clock_monotonic_us();
         TRY(mind_silence(link, now_us, err));
         TRY(mind_step_thread(link, now_us, err));
+        TRY(mind_channel(link, now_us, err));
         count_turn(link, now_us);
         say_something(link, now_us);
         if (*link->options->stop != 0) {
@@ -550,8 +597,10 @@ enum status controller_link_run(const struct controller_link_options *options, s
     buf_init(&link.out, BOUND_CONTROL_BYTES + MESSAGE_HEADER_BYTES);
     buf_init(&link.in, BOUND_PLAN_BYTES + MESSAGE_HEADER_BYTES);
     link.frame = memory_alloc(BOUND_PLAN_BYTES + MESSAGE_HEADER_BYTES);
-    enum status status =
-        link.frame == NULL ? error_set(err, STATUS_EXHAUSTED, "no memory for a link") : STATUS_OK;
+    link.report = memory_alloc(BOUND_PLAN_BYTES + MESSAGE_HEADER_BYTES);
+    enum status status = link.frame == NULL || link.report == NULL
+                             ? error_set(err, STATUS_EXHAUSTED, "no memory for a link")
+                             : STATUS_OK;
     if (status == STATUS_OK) {
         status = load_keys(&link, err);
     }
@@ -569,7 +618,8 @@ enum status controller_link_run(const struct controller_link_options *options, s
             options->watch->patience_us = 0;
         }
         if (status == STATUS_TIMEOUT) {
-            send_goodbye(&link, "its step thread hangs");
+            send_goodbye(&link, link.held != 0 ? "its plan channel stands still"
+                                               : "its step thread hangs");
         } else if (status == STATUS_SHUTDOWN && !link.bid_farewell) {
             send_goodbye(&link, "leaving");
         }
@@ -581,6 +631,7 @@ enum status controller_link_run(const struct controller_link_options *options, s
     transport_close(link.plan);
     transport_close(link.control);
     memory_free(link.frame);
+    memory_free(link.report);
     buf_deinit(&link.in);
     buf_deinit(&link.out);
     arena_deinit(&link.arena);

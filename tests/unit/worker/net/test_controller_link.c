@@ -13,6 +13,7 @@
 #include "tests/unit/worker/fake_controller.h"
 #include "worker/net/controller_link.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -313,6 +314,32 @@ END_TEST
 
 // ---- epochs ------------------------------------------------------------------------------------
 
+START_TEST(a_report_that_did_not_arrive_is_sent_again) {
+    meet_link();
+    welcome_into(5, 10000);
+    await_kind(MESSAGE_KIND_HEARTBEAT);
+    ck_assert_int_eq(frame_queue_put(f->from_step, LINK_FRAME_CAPACITY, "report", 6), STATUS_OK);
+    struct buf in;
+    char peer[TRANSPORT_PEER_BYTES];
+    uint32_t reports = 0;
+    buf_init(&in, FRAME_BYTES);
+    for (int i = 0; i < FAKE_TURNS_MAX && reports < 2; i++) {
+        reports += transport_receive(c->plan, &in, peer) == STATUS_OK ? 1 : 0;
+        if (reports == 1) {
+            struct control_message heartbeat = {.kind = MESSAGE_KIND_HEARTBEAT,
+                                                .address = {.epoch = 5},
+                                                .heartbeat = {.report_awaited = true}};
+            say(&heartbeat);
+        }
+        poll(NULL, 0, 5);
+    }
+    ck_assert_uint_eq(reports, 2);
+    ck_assert_uint_eq(in.bytes_used, 6);
+    buf_deinit(&in);
+    end_link();
+}
+END_TEST
+
 START_TEST(only_a_larger_epoch_of_our_own_place_is_taken) {
     f->options.group = 3;
     f->options.rank = 1;
@@ -525,6 +552,7 @@ Suite *suite_controller_link(void) {
     tcase_add_test(tc, a_controller_that_fell_silent_is_greeted_again_and_waited_for);
     tcase_add_test(tc, a_controller_that_is_another_process_is_joined);
     tcase_add_test(tc, an_orphan_gives_kv_back_and_leaves_in_the_end);
+    tcase_add_test(tc, a_report_that_did_not_arrive_is_sent_again);
     tcase_add_test(tc, only_a_larger_epoch_of_our_own_place_is_taken);
     tcase_add_test(tc, an_abort_ends_what_waits_for_other_ranks);
     tcase_add_test(tc, a_worker_that_was_never_welcomed_leaves);
