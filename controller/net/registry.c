@@ -445,6 +445,14 @@ static enum status make_ready(struct group_place *place, uint32_t world, bool *k
     return STATUS_OK;
 }
 
+bool registry_is_new_report(struct member *member, uint64_t number) {
+    if (number != 0 && number <= member->reports) {
+        return false;
+    }
+    member->reports = number;
+    return true;
+}
+
 enum status registry_report(struct registry *registry, struct member *member,
                             const struct message_capacity *capacity, bool *complete, bool *kv_kept,
                             struct error *err) {
@@ -472,6 +480,10 @@ enum status registry_report(struct registry *registry, struct member *member,
 void registry_heard(struct member *member, uint64_t now_us) {
     member->silent_us = 0;
     member->heard_us = now_us;
+}
+
+uint64_t registry_age_us(const struct member *member, uint64_t now_us) {
+    return now_us > member->heard_us ? now_us - member->heard_us : 0;
 }
 
 void registry_pass(struct registry *registry, uint64_t elapsed_us) {

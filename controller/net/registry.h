@@ -148,6 +148,8 @@ bool registry_outstanding(const struct registry *registry, uint32_t group);
 
 // ---- capacity ----------------------------------------------------------------------------------
 
+// Reports of an epoch are numbered: false for one that came before. 0 is no number.
+bool registry_is_new_report(struct member *member, uint64_t number);
 // A member's report, copied. True when it was the last one that was missing: the group's capacity
 // is the least of all then, and `*kv_kept` says whether every rank's KV memory is as it was known.
 // INVALID when ranks differ in what must be equal.
@@ -159,6 +161,7 @@ enum status registry_report(struct registry *registry, struct member *member,
 
 // A word of it has come.
 void registry_heard(struct member *member, uint64_t now_us);
+uint64_t registry_age_us(const struct member *member, uint64_t now_us);    // since it was heard
 // `elapsed_us` passed while our own loop was on time.
 void registry_pass(struct registry *registry, uint64_t elapsed_us);
 // Why a member counts as lost now; NULL when it does not. A worker beats ten times a second while

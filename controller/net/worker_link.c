@@ -505,12 +505,9 @@ static enum status take_result(struct worker_link *link, const char *name, uint6
         return STATUS_OK;    // stale: dropped before its body is decoded
     }
     registry_heard(member, now_us);
-    if (header.kind == MESSAGE_KIND_CAPACITY && header.seq != 0 && header.seq <= member->reports) {
-        return STATUS_OK;    // said again, since the first one was late
-    }
     if (header.kind == MESSAGE_KIND_CAPACITY) {
-        member->reports = header.seq;
-        return take_capacity(link, member, &header, body, err);
+        bool again = !registry_is_new_report(member, header.seq);    // the first one was late
+        return again ? STATUS_OK : take_capacity(link, member, &header, body, err);
     }
     TRY(codec_result_decode(&header, body, &link->arena, &result, err));
     if (header.seq == 0 && result.status == RESULT_STATUS_FAULT) {
@@ -757,10 +754,6 @@ void worker_link_shutdown(struct worker_link *link) {
 
 // ---- for people --------------------------------------------------------------------------------
 
-static uint64_t age_us(const struct member *member, uint64_t now_us) {
-    return now_us > member->heard_us ? now_us - member->heard_us : 0;
-}
-
 void worker_link_count(const struct worker_link *link, uint64_t now_us,
                        struct worker_link_counters *out) {
     *out = link->counters;
@@ -768,7 +761,7 @@ void worker_link_count(const struct worker_link *link, uint64_t now_us,
         for (uint32_t r = 0; r < registry_world(link->registry); r++) {
             const struct member *member = &registry_group(link->registry, g)->members[r];
             if (member->state != MEMBER_STATE_AWAY) {
-                uint64_t age = age_us(member, now_us);
+                uint64_t age = registry_age_us(member, now_us);
                 out->resident_bytes += member->heartbeat.resident_bytes;
                 out->allocations_after_seal += member->heartbeat.allocations_after_seal;
                 out->heard_age_us = age > out->heard_age_us ? age : out->heard_age_us;
@@ -796,7 +789,7 @@ void worker_link_member(const struct worker_link *link, uint32_t group, uint32_t
         .user = member->user,
         .pid = away ? 0 : member->pid,
         .epoch = member->state >= MEMBER_STATE_WELCOMED ? place->epoch : 0,
-        .heard_age_us = away ? 0 : age_us(member, now_us),
+        .heard_age_us = away ? 0 : registry_age_us(member, now_us),
         .applied_seq = member->heartbeat.applied_seq,
         .completed_seq = member->heartbeat.completed_seq,
         .resident_bytes = away ? 0 : member->heartbeat.resident_bytes,

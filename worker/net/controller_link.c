@@ -23,11 +23,11 @@ enum {
     LAG_US = 20 * 1000,               // a turn that is later was not on time
     QUEUE_PLAN = 8,
     QUEUE_CONTROL = 64,
-    HELD_MS = 5,    // until the next try with a channel that had no room
-    HELD_MAX_US = 10 * 1000 * 1000,
-    REPORT_AGAIN_US = 1000 * 1000,
-    RECEIVE_MAX = 256,                // messages taken from one channel in one pass
-    FAREWELL_US = 2 * 1000 * 1000,    // patience with a controller that has not taken our failure
+    HELD_MS = 5,                       // until the next try with a channel that had no room
+    HELD_MAX_US = 10 * 1000 * 1000,    // patience with it while the controller is heard
+    REPORT_AGAIN_US = 1000 * 1000,     // before a report that is awaited is sent again
+    RECEIVE_MAX = 256,                 // messages taken from one channel in one pass
+    FAREWELL_US = 2 * 1000 * 1000,     // patience with a controller that has not taken our failure
     FAREWELL_STEP_MS = 20,
     LINGER_MS = 1000,    // after that, for a message on its way
 };
@@ -44,8 +44,8 @@ struct link {
     uint8_t *frame;    // frames from the step thread, BOUND_PLAN_BYTES
     uint32_t held;     // kind of the frame that its channel had no room for; 0: none
     size_t held_bytes;
-    uint64_t held_since_us;
-    uint8_t *report;    // the last capacity report that was sent, and when
+    uint64_t moved_us;    // when the plan channel last took something, or had no need to
+    uint8_t *report;      // the last capacity report that was sent, and when
     size_t report_bytes;
     uint64_t report_us, report_epoch;
     uint64_t epoch;    // of the last welcome, 0 for none
@@ -409,15 +409,6 @@ static enum status next_frame(struct link *link, uint32_t *kind, size_t *bytes) 
     return STATUS_OK;
 }
 
-// The controller is heard, and its plan channel takes nothing: another process dials anew.
-static enum status mind_channel(const struct link *link, uint64_t now_us, struct error *err) {
-    if (link->held == 0 || link->orphan || now_us - link->held_since_us < HELD_MAX_US) {
-        return STATUS_OK;
-    }
-    return error_set(err, STATUS_TIMEOUT, "the plan channel has taken nothing for %u s",
-                     HELD_MAX_US / 1000000);
-}
-
 // A capacity report or a result that got lost would be waited for without end, so a channel without
 // room, or one that does not stand yet, holds up whatever follows.
 static void drain_step(struct link *link) {
@@ -437,14 +428,12 @@ static void drain_step(struct link *link) {
             keep_report(link, bytes);
         }
         if (sent == STATUS_OK || kind == LINK_FRAME_PROGRESS) {
-            link->held_since_us = 0;
+            link->moved_us = clock_monotonic_us();
             continue;
         }
         if (sent == STATUS_BUSY) {
             link->held = kind;
             link->held_bytes = bytes;
-            link->held_since_us =
-                link->held_since_us == 0 ? clock_monotonic_us() : link->held_since_us;
             return;
         }
         log_warn("link", "a message to the controller was lost because=%s", status_name(sent));
@@ -492,6 +481,20 @@ static enum status mind_step_thread(struct link *link, uint64_t now_us, struct e
                      "%llu ms",
                      (unsigned long long)progress->epoch, (unsigned long long)link->epoch,
                      (unsigned long long)link->untaken_us / 1000);
+}
+
+// The controller is heard, and its plan channel takes nothing: another process dials anew. The time
+// of a controller that is away, or of our own standstill, does not count.
+static enum status mind_channel(struct link *link, uint64_t now_us, struct error *err) {
+    if (link->held == 0 || link->orphan || is_late(link, now_us)) {
+        link->moved_us = now_us;
+        return STATUS_OK;
+    }
+    if (now_us - link->moved_us <= scaled(link, HELD_MAX_US)) {
+        return STATUS_OK;
+    }
+    return error_set(err, STATUS_TIMEOUT, "the plan channel has taken nothing for %llu ms",
+                     (unsigned long long)(now_us - link->moved_us) / 1000);
 }
 
 // A controller that never spoke is not there. One that fell silent is stopped, busy or being

@@ -59,6 +59,14 @@ class Service:
             assert self.process.poll() is None, self.text()
             time.sleep(LOOK_S)
 
+    def takes_stop(self):
+        pending = True
+        while pending:
+            with open(f"/proc/{self.process.pid}/status") as status:
+                signals = re.search(r"^ShdPnd:\s*([0-9a-f]+)$", status.read(), re.M).group(1)
+            pending = int(signals, 16) >> (signal.SIGTERM - 1) & 1
+            time.sleep(LOOK_S)
+
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
 
@@ -231,7 +239,7 @@ def stopped_controller_twice():
     service = Service("stopped-twice", model=args.small_model)
     os.kill(service.controller, signal.SIGSTOP)
     service.stop()
-    time.sleep(0.3)    # two signals at once would be one
+    service.takes_stop()    # two signals at once would be one
     service.stop()
     check(service.leaves(70, "a controller that stands still, two stops") < 10, "it is killed after five seconds")
 

@@ -97,6 +97,21 @@ static uint64_t fruitless_epoch(uint64_t now_us) {
     return wait_after(now_us);
 }
 
+START_TEST(a_report_that_is_said_again_is_known) {
+    open_registry(1);
+    join(0);
+    begin();
+    ck_assert(registry_is_new_report(member_at(0), 1));
+    ck_assert(!registry_is_new_report(member_at(0), 1));
+    ck_assert(registry_is_new_report(member_at(0), 2));    // of a resize
+    ck_assert(!registry_is_new_report(member_at(0), 1));
+    registry_end(registry, 0, false, START_US);
+    begin();
+    ck_assert(registry_is_new_report(member_at(0), 1));
+    registry_destroy(registry);
+}
+END_TEST
+
 // ---- epochs ------------------------------------------------------------------------------------
 
 START_TEST(an_epoch_begins_when_every_rank_is_there) {
@@ -308,6 +323,7 @@ Suite *suite_registry(void) {
         a_worker_without_its_model_is_let_in_and_never_welcomed,
         a_plan_is_outstanding_until_all_who_got_it_have_answered,
         silence_counts_anew_with_the_first_plan_of_an_idle_rank,
+        a_report_that_is_said_again_is_known,
     };
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
         tcase_add_test(tc, tests[i]);
